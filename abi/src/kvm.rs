@@ -157,6 +157,10 @@ pub const MEM_LOG_DIRTY_PAGES: u32 = 1;
 pub const MEM_READONLY: u32 = 2;
 pub const DIRTY_LOG_MANUAL_PROTECT_ENABLE: u64 = 1;
 pub const DIRTY_LOG_INITIALLY_SET: u64 = 2;
+/// Reasons of the hardware's in KVM_EXIT_FAIL_ENTRY: it refused the state, or it lost the guest (of
+/// Limen's; no CPU says so).
+pub const FAIL_ENTRY_REFUSED: u64 = u64::MAX;
+pub const FAIL_ENTRY_LOST: u64 = 0x6c6f_7374;
 pub const INTERNAL_ERROR_EMULATION: u32 = 1;
 pub const INTERNAL_ERROR_UNEXPECTED_EXIT_REASON: u32 = 4;
 pub const CPUID_FLAG_SIGNIFCANT_INDEX: u32 = 1;

@@ -1,19 +1,19 @@
-//! A level beside the others. Among all levels, and where more than one virtual machine may run at
-//! a time, the one that keeps a single CPU busy runs in another process of this program while the
-//! others go on; what it has said is told at its turn.
+//! Levels beside the others. Among all levels, and where more than one virtual machine may run at
+//! a time, those that keep a single CPU busy run one behind the other in other processes of this
+//! program while the others go on; what each has said is told at its turn.
 //!
-//! Why another process: what is told and what has failed belongs to the one level that runs.
+//! Why other processes: what is told and what has failed belongs to the one level that runs.
 //! Neighbours: `failures.rs` takes over what failed there.
 
 use std::process::{Command, Stdio};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, channel};
 
 use super::{Context, LAST_LINE, Summary, failures};
 use crate::Error;
 
-/// That level.
-const BESIDE: &str = "bochs";
-/// The level with which it begins: those before it compile, with all CPUs, and the last of them
+/// Those levels, as they run: in the order of their turns.
+const BESIDE: [&str; 3] = ["bochs", "hostile", "differ"];
+/// The level with which they begin: those before it compile, with all CPUs, and the last of them
 /// boots the kernel that Bochs boots, which must not be built again meanwhile.
 const BEGIN: &str = "guest";
 
@@ -25,9 +25,9 @@ pub(super) struct Outcome {
     pub(super) failures: String,
 }
 
-/// The level that runs beside the others, once it has begun.
+/// The levels that run beside the others, once they have begun.
 #[derive(Default)]
-pub(super) struct Beside(Option<JoinHandle<Result<String, Error>>>);
+pub(super) struct Beside(Option<Receiver<Result<String, Error>>>);
 
 impl Beside {
     /// A level's turn: if it has run beside the others, how it went, once it has ended.
@@ -36,25 +36,36 @@ impl Beside {
         if level == BEGIN && all_run && context.jobs > 1 {
             self.0 = Some(begin(context));
         }
-        let running = if level == BESIDE { self.0.take()? } else { return None };
-        let text = running.join().unwrap_or_else(|_| Err("its thread has panicked".into()));
-        Some(text.map_or_else(|error| lost(&error.to_string()), |text| outcome(&text)))
+        let said = self.0.as_ref().filter(|_| BESIDE.contains(&level))?.recv();
+        let text = said.unwrap_or_else(|_| Err("its thread has panicked".into()));
+        Some(text.map_or_else(|error| lost(level, &error.to_string()), |t| outcome(level, &t)))
     }
 }
 
-/// Starts it; what it has said.
-fn begin(context: &Context) -> JoinHandle<Result<String, Error>> {
-    let mut command = Command::new(&context.limen);
-    // No other word of this run is one for it.
-    command.args(["test", BESIDE, "--among-all"]).args(context.verbose.then_some("--verbose"));
-    command.stdin(Stdio::null()).stderr(Stdio::inherit());
-    std::thread::spawn(move || Ok(String::from_utf8_lossy(&command.output()?.stdout).into_owned()))
+/// Runs them; what each has said, in their order.
+fn begin(context: &Context) -> Receiver<Result<String, Error>> {
+    let (limen, is_verbose) = (context.limen.clone(), context.verbose);
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for level in BESIDE {
+            let mut command = Command::new(&limen);
+            // No other word of this run is one for it.
+            command.args(["test", level, "--among-all"]).args(is_verbose.then_some("--verbose"));
+            let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+            let said = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+            if sender.send(said.map_err(Error::from)).is_err() {
+                // Nobody asks any more.
+                return;
+            }
+        }
+    });
+    receiver
 }
 
 /// Tells what it has said, but for what is said again behind all levels.
-fn outcome(text: &str) -> Outcome {
+fn outcome(level: &str, text: &str) -> Outcome {
     let Some((said, outcome)) = parsed(text) else {
-        return lost(text);
+        return lost(level, text);
     };
     tell!("{said}\n");
     outcome
@@ -68,8 +79,8 @@ fn parsed(text: &str) -> Option<(&str, Outcome)> {
     Some((said.trim_end(), Outcome { summary, failures }))
 }
 
-fn lost(why: &str) -> Outcome {
-    let failures = format!("{BESIDE}: it did not come to its end");
+fn lost(level: &str, why: &str) -> Outcome {
+    let failures = format!("{level}: it did not come to its end");
     tell!("{why}\n{failures}");
     Outcome { summary: Summary { failed: 1, ..Summary::default() }, failures }
 }
@@ -106,9 +117,9 @@ mod tests {
     }
 
     #[test]
-    fn it_begins_behind_the_kernel_and_before_its_turn() {
-        let at = |name: &str| super::super::LEVELS.iter().position(|level| level.name == name);
-        let places: Vec<_> = ["kernel", BEGIN, BESIDE].map(at).into();
+    fn they_begin_behind_the_kernel_and_are_told_in_their_order() {
+        let at = |name: &&str| super::super::LEVELS.iter().position(|level| level.name == *name);
+        let places: Vec<_> = ["kernel", BEGIN].iter().chain(&BESIDE).map(at).collect();
         assert!(places.is_sorted() && places.iter().all(Option::is_some), "{places:?}");
     }
 }

@@ -22,7 +22,7 @@
 //!
 //! A test that takes longer than two seconds is named on stderr while it runs (`watch.rs`).
 //! Each level prints `LEVEL: N passed, N failed`; what failed is said once more behind all of them
-//! (`failures.rs`), and makes the exit status 1. One level runs beside the others (`beside.rs`).
+//! (`failures.rs`), and makes the exit status 1. Three levels run beside the others (`beside.rs`).
 
 #[macro_use]
 mod failures;

@@ -5,11 +5,17 @@
 //! the guests are small.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use super::{Context, Summary};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Context, Summary, guest};
 use crate::Error;
 use crate::linux::{self, Linux};
 use crate::run::nested;
@@ -79,16 +85,16 @@ struct Case {
 }
 
 impl Case {
-    /// Whether a failure is the outer QEMU's: with several CPUs it may raise an int3 that Linux has
-    /// patched away a moment ago, also where there is no Limen (`bench/ipi.rs`). Such a run says
-    /// nothing of Limen.
-    fn is_emulators(&self, why: &str) -> bool {
-        self.is_linux && self.smp > 1 && why.contains("Oops: int3")
+    /// What was the outer QEMU's in a failure. Such a run says nothing of Limen: with several CPUs
+    /// QEMU may raise an int3 that Linux has patched away a moment ago, also where there is no
+    /// Limen (`bench/ipi.rs`).
+    fn of_emulator(&self, why: &str) -> Option<&'static str> {
+        if self.is_linux && self.smp > 1 && why.contains("Oops: int3") {
+            return Some("QEMU raised an int3 that Linux had removed");
+        }
+        guest::lost_a_guest(why).then_some("QEMU's emulation lost a guest")
     }
 }
-
-/// How often such a run is made again.
-const RETRIES: usize = 2;
 
 const MICROVM: &str =
     "microvm,x-option-roms=off,pit=off,pic=off,rtc=on,isa-serial=on,acpi=on,pcie=off";
@@ -139,11 +145,10 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
             continue;
         }
         let mut result = try_one(context, case);
-        for _ in 0..RETRIES {
-            if !matches!(&result, Err(why) if case.is_emulators(&why.to_string())) {
-                break;
-            }
-            tell!("test {}: once more: QEMU raised an int3 that Linux had removed", case.name);
+        for _ in 0..guest::RETRIES {
+            let why = result.as_ref().err().and_then(|why| case.of_emulator(&why.to_string()));
+            let Some(why) = why else { break };
+            tell!("test {}: once more: {why}", case.name);
             result = try_one(context, case);
         }
         match result {
@@ -204,7 +209,13 @@ fn try_one(context: &Context, case: &Case) -> Result<(), Error> {
         .stdout(Stdio::piped())
         .stderr(log.try_clone()?)
         .spawn()?;
-    let said = converse(&mut child);
+    let (process, done) = (Pid::from_child(&child), AtomicBool::new(false));
+    let said = std::thread::scope(|scope| {
+        scope.spawn(|| end_if_lost(process, &log, &done));
+        let said = converse(&mut child);
+        done.store(true, Ordering::SeqCst);
+        said
+    });
     child.wait()?;
     let said = String::from_utf8_lossy(&said?).into_owned();
     let mut wanted = vec![SAID.to_owned()];
@@ -221,6 +232,24 @@ fn try_one(context: &Context, case: &Case) -> Result<(), Error> {
     log.rewind()?;
     log.read_to_string(&mut told)?;
     Err(format!("no {missing:?} in {said:?}; {told:?}").into())
+}
+
+/// Ends a machine in which QEMU keeps a guest that is lost, for somebody to look at.
+fn end_if_lost(process: Pid, log: &File, done: &AtomicBool) {
+    let mut text = Vec::new();
+    while !done.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(500));
+        let mut bytes = [0; 4096];
+        // Where it is written to stays where it is.
+        while let Ok(count @ 1..) = log.read_at(&mut bytes, text.len() as u64) {
+            text.extend(&bytes[..count]);
+        }
+        if guest::lost_a_guest(&String::from_utf8_lossy(&text)) {
+            // It may have ended by itself meanwhile; it is not waited for yet.
+            let _ = kill_process(process, Signal::TERM);
+            return;
+        }
+    }
 }
 
 /// Reads what it says until it ends; at the prompt, where it is asked for, types.

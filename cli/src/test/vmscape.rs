@@ -12,7 +12,7 @@ use mitigations::bhi::BhbLoop;
 use mitigations::profiles;
 use objtool::elf::Image;
 
-use super::guest::{Gaps, Results, judge, listed, results, vm_of};
+use super::guest::{Gaps, Results, judge, listed, results_of_guests, vm_of};
 use super::{Context, Summary};
 use crate::Error;
 
@@ -57,9 +57,13 @@ pub(super) fn run(context: &Context, vmm: &Path) -> Result<Summary, Error> {
                 let profile = profiles::find(cpu).ok_or_else(|| format!("no CPU {cpu}"))?;
                 append += &format!(" cpu-facts={}", profile.facts);
             }
-            let mut command = vm_of(context, smp, &["--append", &append]);
             let place = format!("kvm, {kind} by {}, smp {smp}", cpu.unwrap_or("the CPU's own"));
-            let got = results(command.arg(vmm).args(["vmscape", kind, &context.filter]), &place)?;
+            let run = || {
+                let mut vm = vm_of(context, smp, &["--append", &append]);
+                vm.arg(vmm).args(["vmscape", kind, &context.filter]);
+                vm
+            };
+            let got = results_of_guests(run, &place)?;
             total += judge(&place, &wanted, &got, &Gaps::new());
         }
     }

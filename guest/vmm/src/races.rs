@@ -8,7 +8,7 @@
 //! be written stays as it is; no count is lost.
 
 use std::os::fd::AsRawFd as _;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -122,7 +122,9 @@ struct Running {
     vm: VmFd,
     memory: Arc<Memory>,
     second: Arc<Memory>,
-    thread: JoinHandle<Result<()>>,
+    thread: JoinHandle<()>,
+    /// How the guest ended.
+    ended: Arc<Mutex<Option<Result<()>>>>,
 }
 
 /// Runs it to its end. Memory that is not there is a fault that its VMM may mend, so it goes on.
@@ -148,20 +150,25 @@ impl Running {
         memory.store(BASE, SECOND);
         // The guest may outlive this function's caller by a failure: both memories stay with it.
         let kept = (memory.clone(), second.clone());
+        let ended = Arc::new(Mutex::new(None));
+        let how = ended.clone();
         let thread = std::thread::spawn(move || {
-            let result = run_to_the_end(&mut cpu);
+            *how.lock().expect("nobody panics with it") = Some(run_to_the_end(&mut cpu));
             drop(kept);
-            result
         });
-        let running = Running { vm, memory, second, thread };
+        let running = Running { vm, memory, second, thread, ended };
         running.wait(|| running.memory.load(SEEN) > 0 || matches!(program, Program::Echo))?;
         Ok(running)
+    }
+
+    fn how_it_ended(&self) -> String {
+        format!("the guest has ended: {:?}", self.ended.lock())
     }
 
     fn wait(&self, mut until: impl FnMut() -> bool) -> Result<()> {
         let start = Instant::now();
         while !until() {
-            ensure(!self.thread.is_finished(), || "the guest has ended".into())?;
+            ensure(!self.thread.is_finished(), || self.how_it_ended())?;
             ensure(start.elapsed() < PATIENCE, || "the guest does not go on".into())?;
             std::thread::yield_now();
         }
@@ -184,7 +191,8 @@ impl Running {
     /// Ends it; how often it went round.
     fn end(self) -> Result<(u64, Arc<Memory>, VmFd)> {
         self.memory.store(STOP, 1);
-        self.thread.join().map_err(|_| "the guest's thread panicked")??;
+        self.thread.join().map_err(|_| "the guest's thread panicked")?;
+        self.ended.lock().expect("nobody panics with it").take().ok_or("it has no end")??;
         Ok((self.memory.load(SEEN), self.second, self.vm))
     }
 

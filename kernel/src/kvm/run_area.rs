@@ -70,6 +70,11 @@ impl RunArea {
         self.head.write(run::EXIT_REASON, reason.as_bytes());
     }
 
+    fn fail_entry(&self, reason: u64) -> u32 {
+        self.head.write(run::EXIT, reason.as_bytes());
+        exit::FAIL_ENTRY
+    }
+
     /// Tells the VMM why the guest was left. `data`: of port transfers.
     pub(super) fn write_outcome(&self, outcome: &Outcome, data: &[u8; 4096]) {
         let reason = match *outcome {
@@ -101,11 +106,8 @@ impl RunArea {
                 self.head.write(run::EXIT, &[vector]);
                 exit::IOAPIC_EOI
             }
-            Outcome::FailedEntry => {
-                // The hardware's reason: an invalid guest.
-                self.head.write(run::EXIT, u64::MAX.as_bytes());
-                exit::FAIL_ENTRY
-            }
+            Outcome::FailedEntry => self.fail_entry(kvm::FAIL_ENTRY_REFUSED),
+            Outcome::LostGuest => self.fail_entry(kvm::FAIL_ENTRY_LOST),
             Outcome::Internal { emulation, code } => {
                 let suberror = if emulation {
                     kvm::INTERNAL_ERROR_EMULATION

@@ -6,13 +6,13 @@ use alloc::sync::Arc;
 use alloc::vec;
 
 use virt::exit::{Entered, Exit, Io, Vmrun, Windows};
-use virt::regs::{System, flags, gpr, seg};
+use virt::regs::{System, attribute, cr, flags, gpr, seg};
 
 use super::Test;
 use crate::ensure;
 use crate::memory::frame::Frame;
 use crate::memory::{PageKind, PageTable, Prot};
-use crate::vmrun::{self, Hardware, NestedSpace, Slot};
+use crate::vmrun::{self, Hardware, NestedSpace, Slot, amd};
 
 /// The tests.
 pub(super) const TESTS: &[Test] = &[
@@ -20,6 +20,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "vmrun::registers_and_ports", run: registers_and_ports },
     Test { name: "vmrun::memory_leaves_with_its_space", run: memory_leaves_with_its_space },
     Test { name: "vmrun::nothing_of_the_host", run: nothing_of_the_host },
+    Test { name: "vmrun::the_hosts_state_is_a_lost_guest", run: the_hosts_state_is_a_lost_guest },
 ];
 
 const RWX: Prot = Prot::all();
@@ -72,6 +73,42 @@ impl Guest {
             }
         }
         Err(String::from("a thousand exits without end"))
+    }
+}
+
+/// Bits of a guest's table entry.
+const PRESENT_AND_WRITABLE: u64 = 3;
+
+impl Guest {
+    /// Puts it into 64-bit mode, where `there` is `cpuid` behind `nop`, on tables that begin where
+    /// the host's do; CR3.
+    fn on_tables_like_the_hosts(&mut self, there: u64) -> Result<u64, String> {
+        let cr3 = crate::cpu::read_cr3();
+        // Of all four levels, and the code.
+        let pages: [u64; 5] = core::array::from_fn(|n| (cr3 & !0xfff) + 4096 * n as u64);
+        let mut slots = vec![];
+        for (n, &page) in pages.iter().enumerate() {
+            let frame = Frame::alloc_zeroed().map_err(|_| "no memory")?;
+            match pages.get(n + 1) {
+                Some(next) => {
+                    let index = there >> (39 - 9 * n) & 511;
+                    let entry = next | PRESENT_AND_WRITABLE;
+                    frame.write(8 * index as usize, &entry.to_le_bytes());
+                }
+                None => frame.write((there & 0xfff) as usize - 1, &[0x90, 0x0f, 0xa2]),
+            }
+            let user = USER + 4096 * (1 + n as u64);
+            self.table.map(user, frame, RWX, PageKind::Anonymous).map_err(|_| "no memory")?;
+            slots.push(Slot { guest: page, user, bytes: 4096 });
+        }
+        self.space.set_slots(slots).map_err(|_| "no memory")?;
+        let mut system = System::reset();
+        system.segments[seg::CS].attributes |= attribute::LONG;
+        system.cr0 = cr::CR0_PE | cr::CR0_PG | cr::CR0_ET;
+        (system.cr3, system.cr4) = (cr3, cr::CR4_PAE);
+        system.efer = cr::EFER_LME | cr::EFER_LMA;
+        self.cpu.set_system(&system);
+        Ok(cr3)
     }
 }
 
@@ -178,6 +215,24 @@ fn nothing_of_the_host() -> Result<(), String> {
         let exit = guest.run()?;
         ensure!(exit == expected, "{code:x?}: {exit:?}");
         ensure!(guest.cpu.rip() == GUEST, "{code:x?} was executed");
+    }
+    Ok(())
+}
+
+/// What a CPU says that leaves its own state for the guest's: here the guest itself goes where the
+/// host is behind VMRUN, on tables whose address is that of the host's. One that was put there is
+/// none.
+fn the_hosts_state_is_a_lost_guest() -> Result<(), String> {
+    let Some(vmrun::Ability::Svm(_)) = vmrun::ability() else { return Ok(()) };
+    let there = amd::behind_vmrun();
+    for (rip, expected) in [(there - 1, Exit::Lost), (there, Exit::Cpuid)] {
+        let Some(mut guest) = guest(&[])? else { return Ok(()) };
+        let cr3 = guest.on_tables_like_the_hosts(there)?;
+        guest.cpu.set_rip(rip);
+        let exit = guest.run()?;
+        ensure!(exit == expected, "from {rip:#x}: {exit:?}");
+        let (is_lost, left) = (exit == Exit::Lost, (guest.cpu.rip(), guest.cpu.system().cr3));
+        ensure!(left == if is_lost { (0, 0) } else { (there, cr3) }, "left at {left:x?}");
     }
     Ok(())
 }

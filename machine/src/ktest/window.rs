@@ -208,12 +208,19 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
         regs.rflags |= flags::TF;
     }
     check(regs, vector::DEBUG);
-    match RUNS.load(Ordering::SeqCst) % KINDS as u64 {
+    match kind_of_run(RUNS.load(Ordering::SeqCst)) {
         0 => note(at, Hit::Debug),
         1 => deflect(regs, vector::NMI, paranoid_2),
         _ => deflect(regs, vector::MACHINE_CHECK, paranoid_18),
     }
     true
+}
+
+/// Which kind hits in this run: none in turn, for where the steps take longer than a tick, interrupts
+/// wait for the return, and a whole number of runs, always the same, lies between two of them.
+fn kind_of_run(run: u64) -> u64 {
+    // Multiplicative hashing.
+    (run.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % KINDS as u64
 }
 
 fn note(at: usize, hit: Hit) {

@@ -47,6 +47,8 @@ vmrun_switch:
 context_left_vmrun:
     vmload %rax
     vmrun %rax
+.globl vmrun_next
+vmrun_next:
     // RAX and RSP are as before VMRUN; GS, TR and all other general registers are the guest's.
     vmsave %rax
     mov (%rsp), %rax

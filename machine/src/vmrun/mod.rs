@@ -25,7 +25,7 @@ use crate::cpu::sync::Once;
 use crate::cpu::{self, features};
 use crate::memory::frame::OutOfMemory;
 
-mod amd;
+pub(crate) mod amd;
 mod intel;
 mod nested;
 

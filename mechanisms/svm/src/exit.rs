@@ -44,6 +44,10 @@ pub mod code {
     pub const TLBSYNC: u64 = 0xa4;
     pub const NESTED_FAULT: u64 = 0x400;
     pub const INVALID: u64 = u64::MAX;
+    /// The same as QEMU writes it, which gives the field 32 bits.
+    pub const INVALID_32: u64 = u32::MAX as u64;
+    /// None of the manual's: a world's, of a CPU that left its own state in the block.
+    pub const LOST: u64 = u64::MAX - 1;
 }
 
 /// What an exit code and its two words of information mean.
@@ -83,7 +87,8 @@ pub fn decode(code: u64, info_1: u64, info_2: u64) -> Exit {
             write: info_1 & 1 << 1 != 0,
             exec: info_1 & 1 << 4 != 0,
         },
-        code::INVALID => Exit::Invalid,
+        code::INVALID | code::INVALID_32 => Exit::Invalid,
+        code::LOST => Exit::Lost,
         other => Exit::Unknown(other),
     }
 }

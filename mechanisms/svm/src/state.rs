@@ -5,6 +5,7 @@ use virt::msr;
 use virt::regs::{Gprs, Segment, System, Table, attribute, cr, gpr, seg};
 use virt::{Event, event};
 
+use crate::exit::code;
 use crate::vmcb::{self, Save, intercept, interrupt_control};
 
 /// What one entry asks for, beside what is intercepted always.
@@ -348,7 +349,7 @@ impl<W: World> Vmrun for Svm<W> {
         };
         self.left = left;
         // Taken by the CPU, unless the entry itself failed.
-        if left.exit_code == crate::exit::code::INVALID {
+        if matches!(left.exit_code, code::INVALID | code::INVALID_32) {
             self.left.exit_interrupt_info = request.event;
         }
         self.shadow = left.shadow;

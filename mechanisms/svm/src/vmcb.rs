@@ -108,6 +108,13 @@ pub struct Save {
     reserved_278: [u8; 0x988],
 }
 
+impl Save {
+    /// Makes every word zero, which no CPU enters.
+    pub fn clear(&mut self) {
+        self.zero();
+    }
+}
+
 /// The block.
 #[repr(C, align(4096))]
 #[derive(Clone, Debug, FromZeros)]

@@ -140,6 +140,8 @@ fn codes() {
         (0x400, 0x6, 0x1234, Exit::NestedFault { address: 0x1234, write: true, exec: false }),
         (0x400, 0x14, 0x1234, Exit::NestedFault { address: 0x1234, write: false, exec: true }),
         (u64::MAX, 0, 0, Exit::Invalid),
+        (0xffff_ffff, 0, 0, Exit::Invalid),
+        (u64::MAX - 1, 0, 0, Exit::Lost),
         (0x12345, 0, 0, Exit::Unknown(0x12345)),
     ] {
         assert_eq!(exit::decode(code, a, b), wanted, "{code:#x}");

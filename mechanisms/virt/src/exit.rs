@@ -76,6 +76,8 @@ pub enum Exit {
     Shutdown,
     /// The CPU refused the state: it is the VMM's mistake.
     Invalid,
+    /// The CPU left its own state where the guest's belongs, which is lost.
+    Lost,
     /// Something that was not asked for; the hardware's code.
     Unknown(u64),
 }

@@ -197,6 +197,8 @@ pub enum Outcome {
     EndOfInterrupt(u8),
     /// The CPU refused the state.
     FailedEntry,
+    /// The CPU lost the state.
+    LostGuest,
     /// Nobody knows how to go on: an instruction that software cannot execute (its bytes), or an
     /// exit that nobody asked for.
     Internal {

@@ -48,6 +48,7 @@ impl<H: Vmrun> Vcpu<H> {
             Exit::ReadCounter => self.raise(vector::GP, Some(0)),
             Exit::Shutdown => Some(Outcome::Shutdown),
             Exit::Invalid => Some(Outcome::FailedEntry),
+            Exit::Lost => Some(Outcome::LostGuest),
             Exit::TaskSwitch => Some(Outcome::Internal { emulation: true, code: 0 }),
             Exit::Unknown(_) => Some(Self::internal(exit)),
         }
