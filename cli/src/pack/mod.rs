@@ -41,7 +41,7 @@ pub(crate) const SKELETON: [(&str, u32); 6] = [
 /// Links that a merged-/usr system has, kept where the host has them: programs start `/bin/sh`.
 const LINKS: [&str; 4] = ["/bin", "/lib", "/lib64", "/sbin"];
 const SKELETON_FILES: [(&str, &str); 3] = [
-    ("/etc/hosts", "127.0.0.1\tlocalhost limen\n"),
+    ("/etc/hosts", "127.0.0.1\tlocalhost limen\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
     ("/etc/passwd", PASSWD),
     ("/etc/group", GROUP),
 ];

@@ -889,6 +889,8 @@ fn local_controllers_alone() -> Result<()> {
 
 /// What is announced works, what does not work is not announced.
 fn capabilities_are_true() -> Result<()> {
+    use std::os::fd::AsRawFd as _;
+
     use kvm_bindings as raw;
     let guest = Guest::real(&[0xf4])?;
     let has = |cap: u32| guest.kvm.check_extension_raw(cap.into()) > 0;
@@ -902,6 +904,11 @@ fn capabilities_are_true() -> Result<()> {
     ensure(has(raw::KVM_CAP_SET_GUEST_DEBUG) == debugs, || "KVM_CAP_SET_GUEST_DEBUG".into())?;
     let nested = guest.cpu.get_tsc_khz().is_ok();
     ensure(has(raw::KVM_CAP_GET_TSC_KHZ) == nested, || "KVM_CAP_GET_TSC_KHZ".into())?;
+    const KVM_GET_TSC_KHZ: u64 = 0xaea3;
+    // SAFETY: the call takes no memory.
+    let of_vm = unsafe { libc::ioctl(guest.vm.as_raw_fd(), KVM_GET_TSC_KHZ, 0) };
+    let of_cpu = guest.cpu.get_tsc_khz().ok();
+    ensure(u32::try_from(of_vm).ok() == of_cpu, || format!("TSC: {of_vm}, {of_cpu:?} kHz"))?;
     let enable = raw::kvm_enable_cap { cap: raw::KVM_CAP_X86_DISABLE_EXITS, ..Default::default() };
     let exits = guest.vm.enable_cap(&enable).is_ok();
     ensure(exits <= has(raw::KVM_CAP_X86_DISABLE_EXITS), || "KVM_CAP_X86_DISABLE_EXITS".into())

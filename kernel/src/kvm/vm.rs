@@ -81,7 +81,7 @@ impl Drop for Handle {
 pub(super) fn create() -> Result<u64> {
     crate::base::reserve::check_reserve()?;
     let mm = current().process.mm()?;
-    let nested = mm.with(|inner| NestedSpace::new(&inner.table)).map_err(|_| Errno::ENOMEM)?;
+    let nested = mm.with(|inner| NestedSpace::new(&mut inner.table)).map_err(|_| Errno::ENOMEM)?;
     let vm = Arc::new(Vm {
         mm,
         nested,
@@ -405,6 +405,8 @@ impl FileOps for VmFile {
             kvm::KVM_GET_DIRTY_LOG => vm.dirty_log(argument),
             kvm::KVM_CLEAR_DIRTY_LOG => vm.clear_dirty_log(argument),
             kvm::KVM_ENABLE_CAP => vm.enable(argument),
+            // All CPUs have the host's.
+            kvm::KVM_GET_TSC_KHZ => Ok(machine::time::tsc_hz() / 1000),
             kvm::KVM_GET_CLOCK => vm.clock.get(argument),
             kvm::KVM_SET_CLOCK => vm.set_clock(argument),
             kvm::KVM_REGISTER_COALESCED_MMIO => {

@@ -138,9 +138,8 @@ impl MmInner {
         if !is_allowed(vma, fault) {
             return Err(Errno::EACCES);
         }
-        let present = self.table.lookup(page);
         let vma = vma.clone();
-        match present {
+        match self.table.lookup(page) {
             Some(mapping) if fault.write && !mapping.prot.contains(Prot::WRITE) => {
                 self.write_to_shared(page, start, &vma, mapping.frame)
             }

@@ -440,7 +440,7 @@ fn write_segment(segment: &Segment, mm: &Mm, buffer: &mut [u8], output: &mut Out
 
 /// Whether an anonymous page was never touched.
 fn is_absent(inner: &MmInner, page: u64) -> bool {
-    inner.table.lookup(page).is_none()
+    !inner.table.allows(page, Prot::empty())
 }
 
 /// RLIMIT_CORE.

@@ -47,7 +47,7 @@ fn guest(code: &[u8]) -> Result<Option<Guest>, String> {
     let frame = Frame::alloc_zeroed().map_err(|_| "no memory")?;
     frame.write(0, code);
     table.map(USER, frame, RWX, PageKind::Anonymous).map_err(|_| "no memory")?;
-    let space = NestedSpace::new(&table).map_err(|_| "no memory")?;
+    let space = NestedSpace::new(&mut table).map_err(|_| "no memory")?;
     let slot = Slot { guest: GUEST, user: USER, bytes: 4096 };
     space.set_slots(vec![slot]).map_err(|_| "no memory")?;
     let mut cpu = Hardware::new(space.clone()).map_err(|_| "no memory")?;

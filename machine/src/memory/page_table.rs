@@ -380,15 +380,17 @@ impl PageTable {
         Ok(())
     }
 
-    /// The frame and rights of the page at `va`.
-    pub fn lookup(&self, va: u64) -> Option<Mapping> {
+    /// The frame and rights of the page at `va`. Exclusive: who shares the table may take a frame
+    /// out of an entry that has just been read (`concurrent.rs`).
+    pub fn lookup(&mut self, va: u64) -> Option<Mapping> {
         let entry = self.entry(va)?;
-        // SAFETY: the entry holds a reference, and `&self` keeps it from being removed.
+        // SAFETY: the entry holds a reference, and `&mut self` keeps it from being removed.
         let frame = unsafe { Frame::clone_raw(entry.frame()?) };
         Some(Mapping { frame, prot: entry.prot(), kind: entry.kind() })
     }
 
-    /// Frame number and rights of the page at `va`, good while `&self` is held.
+    /// Frame number and rights of the page at `va`, a moment ago. In a space that has notifiers they
+    /// are good while `&self` is held: nobody who shares the table takes anything then.
     pub(crate) fn leaf(&self, va: u64) -> Option<(u32, Prot)> {
         let entry = self.entry(va)?;
         Some((entry.frame()?, entry.prot()))

@@ -96,8 +96,9 @@ pub struct NestedSpace {
 }
 
 impl NestedSpace {
-    /// Tables without memory, for a guest of the program whose page table this is.
-    pub fn new(of: &PageTable) -> Result<Arc<NestedSpace>, OutOfMemory> {
+    /// Tables without memory, for a guest of the program whose page table this is. Exclusive: who
+    /// shares the table has looked for notifiers before.
+    pub fn new(of: &mut PageTable) -> Result<Arc<NestedSpace>, OutOfMemory> {
         let root = Frame::alloc_zeroed()?;
         let nested = Arc::new(NestedSpace {
             root: root.phys(),
