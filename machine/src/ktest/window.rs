@@ -216,8 +216,8 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
     true
 }
 
-/// Which kind hits in this run: none in turn, for where the steps take longer than a tick, interrupts
-/// wait for the return, and a whole number of runs, always the same, lies between two of them.
+/// Which kind hits in this run: not in turn, for where the steps take longer than a tick, interrupts
+/// wait for the return, and the same number of runs lies between any two of them.
 fn kind_of_run(run: u64) -> u64 {
     // Multiplicative hashing.
     (run.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % KINDS as u64

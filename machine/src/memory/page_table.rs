@@ -389,8 +389,8 @@ impl PageTable {
         Some(Mapping { frame, prot: entry.prot(), kind: entry.kind() })
     }
 
-    /// Frame number and rights of the page at `va`, a moment ago. In a space that has notifiers they
-    /// are good while `&self` is held: nobody who shares the table takes anything then.
+    /// Frame number and rights of the page at `va`, a moment ago. In a space that has notifiers
+    /// they are good while `&self` is held: nobody who shares the table takes anything then.
     pub(crate) fn leaf(&self, va: u64) -> Option<(u32, Prot)> {
         let entry = self.entry(va)?;
         Some((entry.frame()?, entry.prot()))
