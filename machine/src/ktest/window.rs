@@ -216,7 +216,7 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
     true
 }
 
-/// Which kind hits in this run: not in turn, for where the steps take longer than a tick, interrupts
+/// Which kind hits in this run. Not in turn: where the steps take longer than a tick, interrupts
 /// wait for the return, and the same number of runs lies between any two of them.
 fn kind_of_run(run: u64) -> u64 {
     // Multiplicative hashing.
