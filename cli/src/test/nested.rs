@@ -216,7 +216,7 @@ fn try_one(context: &Context, case: &Case) -> Result<(), Error> {
         done.store(true, Ordering::SeqCst);
         said
     });
-    child.wait()?;
+    let status = child.wait()?;
     let said = String::from_utf8_lossy(&said?).into_owned();
     let mut wanted = vec![SAID.to_owned()];
     if case.is_linux {
@@ -231,7 +231,7 @@ fn try_one(context: &Context, case: &Case) -> Result<(), Error> {
     let mut told = String::new();
     log.rewind()?;
     log.read_to_string(&mut told)?;
-    Err(format!("no {missing:?} in {said:?}; {told:?}").into())
+    Err(format!("no {missing:?} in {said:?}; {told:?}; {status}").into())
 }
 
 /// Ends a machine in which QEMU keeps a guest that is lost, for somebody to look at.

@@ -7,7 +7,7 @@ use crate::{sc, tests};
 tests! { "datagrams":
     a_group_hears, who_is_no_member, errors_of_groups, sources_of_a_group, groups_by_number,
     groups_of_ipv6, sent_in_segments, own_options, corked, corked_by_a_flag, corked_in_vain,
-    what_ends_a_send_first, what_is_counted,
+    what_ends_a_send_first, what_is_counted, a_port_that_nobody_asked_for,
 }
 
 const IP_MULTICAST_IF: i32 = 32;
@@ -502,4 +502,36 @@ fn what_is_counted() {
     let more = |name: &str| of(&after, name) - of(&tcp, name);
     assert!(more("ActiveOpens") >= 2 && more("PassiveOpens") >= 1, "{after:?}");
     assert!(more("AttemptFails") >= 1 && more("EstabResets") >= 1 && more("OutRsts") >= 2);
+}
+
+/// A port that a socket was given by connect(2) is nobody's once it is connected to nobody; one that
+/// bind(2) named stays.
+fn a_port_that_nobody_asked_for() {
+    let none = [0u8; 16];
+    let (peer, peer_port) = bound(LO);
+    let fd = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    for _ in 0..2 {
+        sc!(SYS_connect, fd, address(LO, peer_port).as_ptr(), 16).is(0);
+        let (ip, port) = name_of(fd, SYS_getsockname);
+        assert!(ip == LO && port != 0, "{ip:?} {port}");
+        sc!(SYS_connect, fd, none.as_ptr(), 16).is(0);
+        assert_eq!(name_of(fd, SYS_getsockname), (ANY, 0));
+        // It is free for others, and for the socket itself.
+        let other = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+        sc!(SYS_bind, other, address(LO, port).as_ptr(), 16).is(0);
+        sc!(SYS_close, other).is(0);
+    }
+    // Sending gives it one again, that stays while nobody connects it.
+    sc!(SYS_sendto, fd, c"x".as_ptr(), 1, 0, address(LO, peer_port).as_ptr(), 16).is(1);
+    let (ip, port) = name_of(fd, SYS_getsockname);
+    assert!(ip == ANY && port != 0, "{ip:?} {port}");
+    sc!(SYS_connect, fd, none.as_ptr(), 16).is(0);
+    let free = name_of(peer, SYS_getsockname).1;
+    sc!(SYS_close, peer).is(0);
+    sc!(SYS_bind, fd, address(ANY, free).as_ptr(), 16).is(0);
+    for to in [address(LO, free), none, none] {
+        sc!(SYS_connect, fd, to.as_ptr(), 16).is(0);
+    }
+    assert_eq!(name_of(fd, SYS_getsockname), (ANY, free));
+    sc!(SYS_close, fd).is(0);
 }

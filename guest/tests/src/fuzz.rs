@@ -11,6 +11,8 @@
 use crate::fuzz_args::{Rng, World};
 use crate::sc;
 use crate::sys::*;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 /// Calls left out natively: they end, stop or change the machine that others use, too.
@@ -363,11 +365,14 @@ struct Plan {
     in_vm: bool,
 }
 
-/// Free memory of the machine, KiB.
-fn free_kib() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+/// Free memory of the machine, KiB. The file is opened once, before the first child: in a VM one may
+/// mount anything over its name, such as a terminal that nobody writes to.
+fn free_kib(meminfo: &File) -> u64 {
+    let mut text = [0; 4096];
+    let length = meminfo.read_at(&mut text, 0).expect("meminfo is open");
+    let text = String::from_utf8_lossy(&text[..length]);
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
-    line.and_then(|l| l.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
+    line.and_then(|l| l.trim().trim_end_matches(" kB").parse().ok()).expect("a number of KiB")
 }
 
 /// Removes all System V IPC objects, which outlive the children that made them.
@@ -450,13 +455,14 @@ pub fn main(args: &[String]) -> bool {
         on_signal(sig, SIG_IGN, 0, 0);
     }
     let tally = Tally(shared());
+    let meminfo = File::open("/proc/meminfo").expect("/proc is there");
     // What grows only once (caches, tables) grows in the first round.
     let warm = Plan { children: plan.children.min(10), ..plan };
     let (first, mut bad) = round(seed, &warm, &tally);
-    let before = free_kib();
+    let before = free_kib(&meminfo);
     let (second, bad_too) = round(seed.wrapping_add(1 << 20), &plan, &tally);
     bad += bad_too;
-    let after = free_kib();
+    let after = free_kib(&meminfo);
     let total = first + second;
     let made: u64 = tally.0.iter().map(|c| u64::from(c.load(SeqCst))).sum();
     println!("fuzz: {total} children, {made} calls, {bad} jobs failed");

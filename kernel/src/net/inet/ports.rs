@@ -50,6 +50,8 @@ pub(super) struct Binding<S: 'static> {
     owner: Weak<S>,
     /// Address and port.
     pub(super) address: SocketAddr,
+    /// The port was named, not chosen.
+    pub(super) is_asked: bool,
 }
 
 impl<S> Drop for Binding<S> {
@@ -127,8 +129,7 @@ impl<S: Owner> Ports<S> {
             return Err(Errno::EADDRINUSE);
         }
         list.push(PortEntry { address: ip, owner: Arc::downgrade(owner) });
-        drop(entries);
-        Ok(Binding { ports: self, owner: Arc::downgrade(owner), address })
+        Ok(Binding { ports: self, owner: Arc::downgrade(owner), address, is_asked: true })
     }
 
     /// Whether an owner may begin to listen at the address it is bound to: EADDRINUSE.
@@ -165,9 +166,9 @@ impl<S: Owner> Ports<S> {
             }
             if let alloc::collections::btree_map::Entry::Vacant(vacant) = entries.entry(port) {
                 vacant.insert(alloc::vec![PortEntry { address: ip, owner: Arc::downgrade(owner) }]);
-                drop(entries);
                 let address = SocketAddr::new(ip, port);
-                return Ok(Binding { ports: self, owner: Arc::downgrade(owner), address });
+                let owner = Arc::downgrade(owner);
+                return Ok(Binding { ports: self, owner, address, is_asked: false });
             }
         }
         Err(Errno::EADDRINUSE)

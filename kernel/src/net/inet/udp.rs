@@ -463,6 +463,10 @@ impl Socket for UdpSocket {
     ) -> Result<()> {
         if address.family()? == raw::AF_UNSPEC {
             *self.peer.lock() = None;
+            // What nobody asked for goes, too.
+            let is_free = |own: &mut Binding<_>| !own.is_asked && own.address.ip().is_unspecified();
+            let binding = self.binding.lock().take_if(is_free);
+            drop(binding);
             return Ok(());
         }
         self.clone().prepare_to_send(who)?;

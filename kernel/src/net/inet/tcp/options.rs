@@ -254,13 +254,8 @@ impl TcpSocket {
         let number = match name {
             LINGER2 if given > LINGER2_MAX => LINGER2_MAX,
             LINGER2 if given < 0 => -1,
-            LINGER2 => {
-                if given == 0 {
-                    LINGER2_FIRST
-                } else {
-                    given
-                }
-            }
+            LINGER2 if given == 0 => LINGER2_FIRST,
+            LINGER2 => given,
             names::WINDOW_CLAMP if given == 0 && self.state() != TcpState::Close => {
                 return Err(Errno::EINVAL);
             }
