@@ -504,8 +504,8 @@ fn what_is_counted() {
     assert!(more("AttemptFails") >= 1 && more("EstabResets") >= 1 && more("OutRsts") >= 2);
 }
 
-/// A port that a socket was given by connect(2) is nobody's once it is connected to nobody; one that
-/// bind(2) named stays.
+/// A port that a socket was given by connect(2) is nobody's once it is connected to nobody; one
+/// that bind(2) named stays.
 fn a_port_that_nobody_asked_for() {
     let none = [0u8; 16];
     let (peer, peer_port) = bound(LO);

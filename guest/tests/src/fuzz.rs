@@ -366,8 +366,8 @@ struct Plan {
     in_vm: bool,
 }
 
-/// Free memory of the machine, KiB. The file is opened once, before the first child: in a VM one may
-/// mount anything over its name, such as a terminal that nobody writes to.
+/// Free memory of the machine, KiB. The file is opened once, before the first child: in a VM one
+/// may mount anything over its name, such as a terminal that nobody writes to.
 fn free_kib(meminfo: &File) -> u64 {
     let mut text = [0; 4096];
     let length = meminfo.read_at(&mut text, 0).expect("meminfo is open");
