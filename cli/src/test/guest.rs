@@ -69,12 +69,8 @@ fn judge_kvm(context: &Context, smp: u8, program: &Path) -> Result<Summary, Erro
         return Ok(Summary::default());
     }
     let place = format!("kvm, smp {smp}");
-    let run = || {
-        let mut vm = vm_of(context, smp, &[]);
-        vm.arg(program).args(["test", &context.filter]);
-        vm
-    };
-    let got = results_of_guests(run, &place)?;
+    let mut vm = vm_of(context, smp, &[]);
+    let got = results_of_guests(vm.arg(program).args(["test", &context.filter]), &place)?;
     Ok(judge(&place, &wanted, &got, &Gaps::new()))
 }
 
@@ -164,14 +160,14 @@ fn told(text: &str) -> Results {
 pub(super) const RETRIES: usize = 2;
 
 /// The same of a program that runs guests.
-pub(super) fn results_of_guests(run: impl Fn() -> Command, place: &str) -> Result<Results, Error> {
-    let mut text = watch::output(&mut run(), place)?;
+pub(super) fn results_of_guests(command: &mut Command, place: &str) -> Result<Results, Error> {
+    let mut text = watch::output(command, place)?;
     for _ in 0..RETRIES {
         if !lost_a_guest(&text) {
             break;
         }
         tell!("guest at {place}: once more: QEMU's emulation lost a guest");
-        text = watch::output(&mut run(), place)?;
+        text = watch::output(command, place)?;
     }
     Ok(told(&text))
 }

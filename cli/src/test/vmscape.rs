@@ -58,12 +58,9 @@ pub(super) fn run(context: &Context, vmm: &Path) -> Result<Summary, Error> {
                 append += &format!(" cpu-facts={}", profile.facts);
             }
             let place = format!("kvm, {kind} by {}, smp {smp}", cpu.unwrap_or("the CPU's own"));
-            let run = || {
-                let mut vm = vm_of(context, smp, &["--append", &append]);
-                vm.arg(vmm).args(["vmscape", kind, &context.filter]);
-                vm
-            };
-            let got = results_of_guests(run, &place)?;
+            let mut command = vm_of(context, smp, &["--append", &append]);
+            command.arg(vmm).args(["vmscape", kind, &context.filter]);
+            let got = results_of_guests(&mut command, &place)?;
             total += judge(&place, &wanted, &got, &Gaps::new());
         }
     }

@@ -11,9 +11,6 @@
 use crate::fuzz_args::{Rng, World};
 use crate::sc;
 use crate::sys::*;
-use std::fs::File;
-use std::os::fd::FromRawFd as _;
-use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 /// Calls left out natively: they end, stop or change the machine that others use, too.
@@ -368,9 +365,9 @@ struct Plan {
 
 /// Free memory of the machine, KiB. The file is opened once, before the first child: in a VM one
 /// may mount anything over its name, such as a terminal that nobody writes to.
-fn free_kib(meminfo: &File) -> u64 {
-    let mut text = [0; 4096];
-    let length = meminfo.read_at(&mut text, 0).expect("meminfo is open");
+fn free_kib(meminfo: i32) -> u64 {
+    let mut text = [0u8; 4096];
+    let length = sc!(SYS_pread64, meminfo, text.as_mut_ptr(), text.len(), 0).expect("it is open");
     let text = String::from_utf8_lossy(&text[..length]);
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
     line.and_then(|l| l.trim().trim_end_matches(" kB").parse().ok()).expect("a number of KiB")
@@ -456,19 +453,17 @@ pub fn main(args: &[String]) -> bool {
         on_signal(sig, SIG_IGN, 0, 0);
     }
     let tally = Tally(shared());
-    let meminfo = open("/proc/meminfo", O_RDONLY).expect("/proc is there");
     // Out of the way of the children's descriptors, whose numbers are known.
-    let high = sc!(SYS_fcntl, meminfo, F_DUPFD_CLOEXEC, 500).fd();
-    sc!(SYS_close, meminfo).is(0);
-    // SAFETY: made just now, and nobody else's.
-    let meminfo = unsafe { File::from_raw_fd(high) };
+    let low = open("/proc/meminfo", O_RDONLY).expect("/proc is there");
+    let meminfo = sc!(SYS_fcntl, low, F_DUPFD_CLOEXEC, 500).fd();
+    sc!(SYS_close, low).is(0);
     // What grows only once (caches, tables) grows in the first round.
     let warm = Plan { children: plan.children.min(10), ..plan };
     let (first, mut bad) = round(seed, &warm, &tally);
-    let before = free_kib(&meminfo);
+    let before = free_kib(meminfo);
     let (second, bad_too) = round(seed.wrapping_add(1 << 20), &plan, &tally);
     bad += bad_too;
-    let after = free_kib(&meminfo);
+    let after = free_kib(meminfo);
     let total = first + second;
     let made: u64 = tally.0.iter().map(|c| u64::from(c.load(SeqCst))).sum();
     println!("fuzz: {total} children, {made} calls, {bad} jobs failed");

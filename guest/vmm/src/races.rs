@@ -8,7 +8,7 @@
 //! be written stays as it is; no count is lost.
 
 use std::os::fd::AsRawFd as _;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -124,7 +124,7 @@ struct Running {
     second: Arc<Memory>,
     thread: JoinHandle<()>,
     /// How the guest ended.
-    ended: Arc<Mutex<Option<Result<()>>>>,
+    ended: Arc<OnceLock<Result<()>>>,
 }
 
 /// Runs it to its end. Memory that is not there is a fault that its VMM may mend, so it goes on.
@@ -150,10 +150,10 @@ impl Running {
         memory.store(BASE, SECOND);
         // The guest may outlive this function's caller by a failure: both memories stay with it.
         let kept = (memory.clone(), second.clone());
-        let ended = Arc::new(Mutex::new(None));
+        let ended = Arc::new(OnceLock::new());
         let how = ended.clone();
         let thread = std::thread::spawn(move || {
-            *how.lock().expect("nobody panics with it") = Some(run_to_the_end(&mut cpu));
+            how.get_or_init(|| run_to_the_end(&mut cpu));
             drop(kept);
         });
         let running = Running { vm, memory, second, thread, ended };
@@ -161,14 +161,12 @@ impl Running {
         Ok(running)
     }
 
-    fn how_it_ended(&self) -> String {
-        format!("the guest has ended: {:?}", self.ended.lock())
-    }
-
     fn wait(&self, mut until: impl FnMut() -> bool) -> Result<()> {
         let start = Instant::now();
         while !until() {
-            ensure(!self.thread.is_finished(), || self.how_it_ended())?;
+            ensure(!self.thread.is_finished(), || {
+                format!("the guest has ended: {:?}", self.ended)
+            })?;
             ensure(start.elapsed() < PATIENCE, || "the guest does not go on".into())?;
             std::thread::yield_now();
         }
@@ -192,7 +190,7 @@ impl Running {
     fn end(self) -> Result<(u64, Arc<Memory>, VmFd)> {
         self.memory.store(STOP, 1);
         self.thread.join().map_err(|_| "the guest's thread panicked")?;
-        self.ended.lock().expect("nobody panics with it").take().ok_or("it has no end")??;
+        self.ended.get().cloned().ok_or("it has no end")??;
         Ok((self.memory.load(SEEN), self.second, self.vm))
     }
 

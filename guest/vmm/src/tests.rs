@@ -904,9 +904,8 @@ fn capabilities_are_true() -> Result<()> {
     ensure(has(raw::KVM_CAP_SET_GUEST_DEBUG) == debugs, || "KVM_CAP_SET_GUEST_DEBUG".into())?;
     let nested = guest.cpu.get_tsc_khz().is_ok();
     ensure(has(raw::KVM_CAP_GET_TSC_KHZ) == nested, || "KVM_CAP_GET_TSC_KHZ".into())?;
-    const KVM_GET_TSC_KHZ: u64 = 0xaea3;
     // SAFETY: the call takes no memory.
-    let of_vm = unsafe { libc::ioctl(guest.vm.as_raw_fd(), KVM_GET_TSC_KHZ, 0) };
+    let of_vm = unsafe { libc::ioctl(guest.vm.as_raw_fd(), abi::kvm::KVM_GET_TSC_KHZ.into(), 0) };
     let of_cpu = guest.cpu.get_tsc_khz().ok();
     ensure(u32::try_from(of_vm).ok() == of_cpu, || format!("TSC: {of_vm}, {of_cpu:?} kHz"))?;
     let enable = raw::kvm_enable_cap { cap: raw::KVM_CAP_X86_DISABLE_EXITS, ..Default::default() };

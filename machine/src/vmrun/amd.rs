@@ -251,8 +251,8 @@ impl Vcpu {
         self.space.leave();
         self.extra.xcr0 = xcr0.restore();
         debug_registers::after_guest(self.save().dr6);
-        // The CPU that QEMU emulates does so rarely (seen with 7.2, several CPUs and a busy host,
-        // four times; why is not known). The guest is lost with its state, and of the host's
+        // The CPU that QEMU emulates does so rarely (seen with 7.2, several CPUs and a busy host;
+        // why is not known). The guest is lost with its state, and of the host's
         // nothing may reach a VMM. A VMM that put the same words there is no sign of it.
         if self.holds_the_host() && !held_the_host {
             self.save_mut().clear();

@@ -1,11 +1,11 @@
 //! A guest's registers in the control block, and one entry.
 
-use virt::exit::{Entered, Vmrun, Windows};
+use virt::exit::{Entered, Exit, Vmrun, Windows};
 use virt::msr;
 use virt::regs::{Gprs, Segment, System, Table, attribute, cr, gpr, seg};
 use virt::{Event, event};
 
-use crate::exit::code;
+use crate::exit::decode;
 use crate::vmcb::{self, Save, intercept, interrupt_control};
 
 /// What one entry asks for, beside what is intercepted always.
@@ -349,7 +349,8 @@ impl<W: World> Vmrun for Svm<W> {
         };
         self.left = left;
         // Taken by the CPU, unless the entry itself failed.
-        if matches!(left.exit_code, code::INVALID | code::INVALID_32) {
+        let exit = decode(left.exit_code, left.exit_info_1, left.exit_info_2);
+        if exit == Exit::Invalid {
             self.left.exit_interrupt_info = request.event;
         }
         self.shadow = left.shadow;
@@ -359,6 +360,6 @@ impl<W: World> Vmrun for Svm<W> {
         let extra = self.world.extra();
         (extra.gprs[gpr::RAX], extra.gprs[gpr::RSP]) = (rax, rsp);
         (extra.debug[6], extra.debug[7]) = (dr6, dr7);
-        Entered::Left(crate::exit::decode(left.exit_code, left.exit_info_1, left.exit_info_2))
+        Entered::Left(exit)
     }
 }
