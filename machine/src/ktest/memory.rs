@@ -28,6 +28,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "memory::page_table_maps_and_unmaps", run: page_table },
     Test { name: "memory::page_tables_are_freed", run: tables_freed },
     Test { name: "memory::large_pages_split_share_and_come_back", run: large_pages },
+    Test { name: "memory::large_pages_are_left_where_others_share", run: shared_unmap },
     Test { name: "memory::spaces_take_turns", run: contexts },
     Test { name: "memory::a_space_that_has_changed_is_not_current", run: changed_space },
     Test { name: "memory::all_cpus_answer_a_shootdown", run: shootdown },
@@ -392,6 +393,41 @@ fn large_pages() -> Result<(), String> {
     ensure!(after + 64 >= before, "{} frames are lost", before - after);
     let all_after = memory::user_tables();
     ensure!(all_after == all_before, "{all_before} tables before, {all_after} after");
+    Ok(())
+}
+
+/// With shared access small pages go, also beside a large one, which stays.
+fn shared_unmap() -> Result<(), String> {
+    const BASE: u64 = 0x38_0000_0000;
+    const PAGE: u64 = PAGE_SIZE as u64;
+    const SMALL: u64 = BASE + HUGE_PAGE;
+    let (_, before) = frame::usage();
+    let prot = Prot::READ | Prot::WRITE;
+    let no_memory = |_| String::from("no memory");
+    let mut table = PageTable::new().map_err(no_memory)?;
+    let large = HugeFrame::alloc_zeroed().ok_or("no memory in one piece")?;
+    table.map_huge(BASE, large, prot, PageKind::Anonymous).map_err(no_memory)?;
+    for at in (SMALL..SMALL + 8 * PAGE).step_by(PAGE_SIZE) {
+        let frame = Frame::alloc_zeroed().map_err(|_| "no memory")?;
+        table.map(at, frame, prot, PageKind::Anonymous).map_err(no_memory)?;
+    }
+    let left = |table: &PageTable| [table.mapped(PageKind::Anonymous), table.huge_pages()];
+    let large = HUGE_FRAMES as u64;
+    let beside = (table.try_unmap(SMALL, SMALL + 2 * PAGE), left(&table));
+    let inside = (table.try_unmap(BASE + PAGE, BASE + 2 * PAGE), left(&table));
+    let over_its_end = (table.try_unmap(SMALL - PAGE, SMALL + 4 * PAGE), left(&table));
+    let whole = (table.try_unmap(BASE, SMALL), left(&table));
+    let is_there = table.lookup(BASE + PAGE).is_some();
+    table.unmap(BASE, SMALL + HUGE_PAGE, 0..u64::MAX);
+    let none = left(&table);
+    drop(table);
+    let (_, after) = frame::usage();
+    ensure!(beside == (true, [large + 6, 1]), "beside a large page: {beside:?}");
+    ensure!(inside == (false, [large + 6, 1]), "inside a large page: {inside:?}");
+    ensure!(over_its_end == (false, [large + 4, 1]), "over its end: {over_its_end:?}");
+    ensure!(whole == (false, [large + 4, 1]) && is_there, "a whole large page: {whole:?}");
+    ensure!(none == [0, 0], "{none:?} in the end");
+    ensure!(after + 64 >= before, "{} frames are lost", before - after);
     Ok(())
 }
 

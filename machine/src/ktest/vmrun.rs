@@ -19,6 +19,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "vmrun::halt", run: halt },
     Test { name: "vmrun::registers_and_ports", run: registers_and_ports },
     Test { name: "vmrun::memory_leaves_with_its_space", run: memory_leaves_with_its_space },
+    Test { name: "vmrun::a_guest_that_is_gone", run: a_guest_that_is_gone_is_not_told },
     Test { name: "vmrun::nothing_of_the_host", run: nothing_of_the_host },
     Test { name: "vmrun::the_hosts_state_is_a_lost_guest", run: the_hosts_state_is_a_lost_guest },
 ];
@@ -191,6 +192,21 @@ fn memory_leaves_with_its_space() -> Result<(), String> {
     guest.cpu.set_rip(GUEST);
     let exit = guest.run()?;
     ensure!(matches!(exit, Exit::NestedFault { .. }), "unmapped: {exit:?}");
+    Ok(())
+}
+
+/// While a guest has translations nothing is unmapped beside others; of a guest that is gone nobody
+/// is told.
+fn a_guest_that_is_gone_is_not_told() -> Result<(), String> {
+    let Some(Guest { cpu, mut table, space }) = guest(&[0xf4])? else { return Ok(()) };
+    let other = NestedSpace::new(&mut table).map_err(|_| "no memory")?;
+    let shared = || table.try_unmap(USER + 4096, USER + 8192);
+    let with_two = shared();
+    drop((cpu, space));
+    let with_one = shared();
+    drop(other);
+    let with_none = shared();
+    ensure!(!with_two && !with_one && with_none, "{with_two} {with_one} {with_none}");
     Ok(())
 }
 

@@ -11,8 +11,8 @@
 //! page after another has written to the new one. It waits for nobody that waits for a claim.
 //!
 //! Who has translations of their own (`notifiers`) is told with exclusive access: nothing is taken
-//! or copied here in a space that has any. What meets a claimed entry, or one that has changed, is
-//! done again with exclusive access, which begins when all who share have ended.
+//! or copied here in a space that has any. What meets a large page, a claimed entry, or one that has
+//! changed, is done again with exclusive access, which begins when all who share have ended.
 //!
 //! `mechanisms/context_tracking/tests/shared_faults.rs` goes through all interleavings of a small
 //! world, and of wrong ones.
@@ -136,7 +136,7 @@ impl PageTable {
     /// Unmaps `[start, end)`, as [`PageTable::unmap`] does, but for tables. False if something may
     /// be left: then it is to be done with exclusive access.
     pub fn try_unmap(&self, start: u64, end: u64) -> bool {
-        if self.huge_pages() > 0 || self.space().notifiers.any() {
+        if self.space().notifiers.any() {
             return false;
         }
         let mut is_all = true;

@@ -41,7 +41,18 @@ impl MmuNotifiers {
         Ok(())
     }
 
-    /// Whether there may be any. Who has the space's table, exclusively or not, keeps the answer.
+    /// One has died: once all have, nobody is told. The list is not shortened before, because
+    /// somebody may be on the way through it.
+    pub(crate) fn one_less(&self) {
+        let mut list = self.list.lock();
+        if list.iter().all(|notifier| notifier.strong_count() == 0) {
+            list.clear();
+            self.any.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether there may be any. Who has the space's table, exclusively or not, keeps the answer
+    /// "none"; the last one may die at any time.
     #[inline(always)]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)

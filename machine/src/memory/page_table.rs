@@ -601,7 +601,7 @@ pub(super) struct Gather {
     unused: Range<u64>,
     /// The top table, with exclusive access.
     root: Option<PhysAddr>,
-    /// Without: something was claimed, or changed meanwhile, and is left.
+    /// Without: something was large or claimed, or changed meanwhile, and is left.
     pub(super) has_missed: bool,
 }
 
@@ -661,10 +661,14 @@ impl Gather {
 }
 
 impl Visit for Gather {
-    /// A large page: those that the range cuts were split.
+    /// A large page: those that the range cuts were split. With shared access it is left.
     fn leaf(&mut self, va: u64, slot: Slot) -> ControlFlow<()> {
         let entry = slot.get();
         let Some(pfn) = entry.frame() else { return ControlFlow::Continue(()) };
+        if self.root.is_none() {
+            self.has_missed = true;
+            return ControlFlow::Continue(());
+        }
         if self.huge.try_push(pfn).is_err() {
             return ControlFlow::Break(());
         }

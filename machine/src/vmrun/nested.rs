@@ -277,6 +277,12 @@ impl Visit for Free {
     }
 }
 
+impl Drop for NestedSpace {
+    fn drop(&mut self) {
+        self.space.notifiers.one_less();
+    }
+}
+
 impl MmuNotifier for NestedSpace {
     fn invalidate(&self, start: u64, end: u64) {
         self.invalidate_user(start, end);
