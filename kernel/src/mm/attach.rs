@@ -60,6 +60,7 @@ pub fn attach(mm: &Arc<Mm>, wanted: Attachment) -> Result<u64> {
                 return Err(Errno::EPERM);
             }
             if wanted.replace {
+                inner.check_cuts(start, end)?;
                 replaced = Some(inner.unmap(start, end));
             } else if !inner.is_free(start, end) {
                 return Err(Errno::EINVAL);
