@@ -312,6 +312,11 @@ impl HugePages {
         self.0.lock().pages.get(&at).cloned()
     }
 
+    /// How many pages there are.
+    pub fn len(&self) -> u64 {
+        self.0.lock().pages.len() as u64
+    }
+
     /// The page at a place, new and filled with zeros if there is none.
     pub fn get_or_make(&self, at: u64) -> Result<Arc<HugePage>> {
         let mut all = self.0.lock();

@@ -196,7 +196,9 @@ impl MmInner {
         moved.end = new + new_len;
         moved.advance(old - start);
         self.table.move_range(old, new, len).map_err(|_| Errno::ENOMEM)?;
+        let noted = moved.attached.clone();
         self.insert(new, moved)?;
+        noted.iter().for_each(|attached| attached.opened());
         if len == 0 {
             return Ok(Removed::new());
         }
