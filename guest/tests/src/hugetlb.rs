@@ -15,7 +15,8 @@ use crate::{sc, tests};
 tests!("hugetlb":
     pool_follows_its_size, promised_then_taken, without_a_promise, pages_that_may_come,
     whole_pages_only, place_and_length, private_is_copied, shared_stays_shared,
-    shared_memory_segments, dropped_by_advice, moved, told_in_proc, read_and_written_by_others, locked_and_waited_on,
+    shared_memory_segments, dropped_by_advice, moved, told_in_proc, read_and_written_by_others,
+    locked_and_waited_on,
     rights_come_and_go, account_is_whole_after_anything,
 );
 

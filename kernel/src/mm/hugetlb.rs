@@ -313,7 +313,7 @@ impl HugePages {
     }
 
     /// How many pages there are.
-    pub fn len(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.0.lock().pages.len() as u64
     }
 

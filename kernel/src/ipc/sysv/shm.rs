@@ -105,7 +105,7 @@ impl Segment {
     /// Pages in memory.
     fn resident_pages(&self) -> u64 {
         match self.huge() {
-            Some(pages) => pages.len() * (HUGE_PAGE / PAGE),
+            Some(pages) => pages.count() * (HUGE_PAGE / PAGE),
             None => self.contents().map_or(0, |contents| contents.resident_pages() as u64),
         }
     }
