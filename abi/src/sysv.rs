@@ -17,6 +17,10 @@ pub const IPC_INFO: u32 = 3;
 pub const SHM_DEST: u32 = 0o1000;
 pub const SHM_LOCKED: u32 = 0o2000;
 pub const SHM_HUGETLB: u32 = 0o4000;
+/// Promise no memory.
+pub const SHM_NORESERVE: u32 = 0o10000;
+/// Where the flags say the size of huge pages.
+pub const SHM_HUGE_SHIFT: u32 = 26;
 pub const SHM_RDONLY: u32 = 0o10000;
 pub const SHM_RND: u32 = 0o20000;
 pub const SHM_REMAP: u32 = 0o40000;

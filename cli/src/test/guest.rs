@@ -79,16 +79,23 @@ fn judge_kvm(context: &Context, smp: u8, program: &Path) -> Result<Summary, Erro
 pub(super) fn with_judge(program: &Path, mut host: Results) -> Result<Results, Error> {
     let failed: Vec<String> =
         host.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name.clone()).collect();
-    for name in failed {
-        tell!("test {name} fails on this host: asking Debian's Linux in QEMU");
-        let (results, said) = super::judge::ask(program, "", &name, 1)?;
-        let passes = results.get(&name) == Some(&true);
-        if !passes {
+    for names in failed.chunk_by(|a, b| subject(a) == subject(b)) {
+        // One boot for all of a subject.
+        let filter = if names.len() > 1 { subject(&names[0]) } else { &names[0] };
+        tell!("{filter}: {} fail on this host: asking Debian's Linux in QEMU", names.len());
+        let (results, said) = super::judge::ask(program, "", filter, 1)?;
+        let passes = |name: &String| results.get(name) == Some(&true);
+        if !names.iter().all(passes) {
             tell!("{said}");
         }
-        host.insert(name, passes);
+        host.extend(names.iter().map(|name| (name.clone(), passes(name))));
     }
     Ok(host)
+}
+
+/// What a test is about: its name up to and with the first `::`.
+fn subject(name: &str) -> &str {
+    name.split_inclusive("::").next().unwrap_or(name)
 }
 
 /// The names of the tests: of both programs, of the image, and of guests.

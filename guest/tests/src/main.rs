@@ -30,6 +30,7 @@ mod harness;
 mod hogs;
 mod hooks;
 mod huge_pages;
+mod hugetlb;
 mod io_signals;
 mod jobs;
 mod landlock;
@@ -92,6 +93,7 @@ const SUBJECTS: &[&[Test]] = &[
     memory::TESTS,
     mappings::TESTS,
     huge_pages::TESTS,
+    hugetlb::TESTS,
     entry::TESTS,
     returns::TESTS,
     segments::TESTS,

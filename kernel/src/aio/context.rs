@@ -312,6 +312,7 @@ fn ring_file(cache: Arc<PageCache>) -> Arc<File> {
 fn map_ring(mm: &Arc<Mm>, file: Arc<File>, pages: usize) -> Result<u64> {
     let attachment = Attachment {
         file,
+        huge: None,
         noted: None,
         len: (pages * PAGE_SIZE) as u64,
         prot: Prot::READ | Prot::WRITE,

@@ -58,6 +58,10 @@ pub fn brk(wanted: u64) -> Result<u64> {
             }
             inner.populate_locked(old_end);
         } else if new_end < old_end {
+            // Of what a program has put there itself.
+            if inner.check_cuts(new_end, old_end).is_err() {
+                return Ok(old);
+            }
             removed = Some(inner.unmap(new_end, old_end));
         }
         inner.layout.brk = wanted;

@@ -143,16 +143,15 @@ impl Areas {
         }
     }
 
-    /// Cuts the area that contains `at`, and does not start there, in two.
+    /// Cuts the area that contains `at`, and does not start there, in two; but no huge page.
     pub fn split(&mut self, at: u64) {
         let Some((&start, vma)) = self.map.range_mut(..at).next_back() else { return };
-        if at >= vma.end {
+        // Who would cut a huge page was refused before, or changes nothing.
+        if at >= vma.end || vma.is_cut_by(at) {
             return;
         }
         let mut upper = vma.clone();
-        if let Backing::File { page_offset, .. } = &mut upper.backing {
-            *page_offset += (at - start) / PAGE;
-        }
+        upper.advance(at - start);
         // The sums stay: both parts are what the whole was.
         vma.end = at;
         upper.note_opened();

@@ -5,8 +5,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::{Errno, Result};
-use machine::memory::{Prot, USER_END};
+use machine::memory::{HUGE_PAGE, Prot, USER_END};
 
+use super::huge_area::HugeArea;
+use super::hugetlb::HugePages;
 use super::{Attached, Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::security::UNLIMITED;
 use crate::vfs::File;
@@ -15,6 +17,8 @@ use crate::vfs::File;
 pub struct Attachment {
     /// What to map, from its start on.
     pub file: Arc<File>,
+    /// The contents, if they are huge pages of the pool.
+    pub huge: Option<Arc<HugePages>>,
     /// Who is told of the areas that it becomes.
     pub noted: Option<Arc<dyn Attached>>,
     /// Bytes, whole pages.
@@ -33,20 +37,29 @@ pub struct Attachment {
 /// free, ENOMEM.
 pub fn attach(mm: &Arc<Mm>, wanted: Attachment) -> Result<u64> {
     crate::base::reserve::check_reserve()?;
-    let cache = wanted.file.inode().page_cache().ok_or(Errno::EINVAL)?;
-    cache.add_mapper(mm.clone());
     let mut vma = Vma::anonymous(0, wanted.prot);
     vma.shared = true;
     vma.attached = wanted.noted;
     vma.flags.set(VmaFlags::MAY_WRITE, wanted.prot.contains(Prot::WRITE));
-    vma.backing = Backing::File { cache, page_offset: 0, file: Some(wanted.file) };
+    let is_huge = wanted.huge.is_some();
+    let file = Some(wanted.file.clone());
+    if let Some(pages) = wanted.huge {
+        vma.flags |= VmaFlags::FIXED_SIZE;
+        vma.backing = Backing::Hugetlb(HugeArea { pages, first: 0, below: None, file });
+    } else {
+        let cache = wanted.file.inode().page_cache().ok_or(Errno::EINVAL)?;
+        cache.add_mapper(mm.clone());
+        vma.backing = Backing::File { cache, page_offset: 0, file };
+    }
     let mut replaced = None;
     let result = mm.with(|inner| {
         let limit = wanted.space_bytes;
         if limit != UNLIMITED && inner.total_bytes().saturating_add(wanted.len) > limit {
             return Err(Errno::ENOMEM);
         }
-        let start = if wanted.address == 0 {
+        let start = if wanted.address == 0 && is_huge {
+            inner.find_free_huge(0, wanted.len)?
+        } else if wanted.address == 0 {
             inner.find_free(0, wanted.len)?
         } else {
             let start = wanted.address;
@@ -59,7 +72,11 @@ pub fn attach(mm: &Arc<Mm>, wanted: Attachment) -> Result<u64> {
             if start < MMAP_MIN {
                 return Err(Errno::EPERM);
             }
+            if is_huge && !start.is_multiple_of(HUGE_PAGE) {
+                return Err(Errno::EINVAL);
+            }
             if wanted.replace {
+                inner.check_cuts(start, end)?;
                 replaced = Some(inner.unmap(start, end));
             } else if !inner.is_free(start, end) {
                 return Err(Errno::EINVAL);
@@ -67,7 +84,9 @@ pub fn attach(mm: &Arc<Mm>, wanted: Attachment) -> Result<u64> {
             start
         };
         vma.end = start + wanted.len;
-        vma.flags |= inner.lock_future;
+        if !is_huge {
+            vma.flags |= inner.lock_future;
+        }
         inner.insert(start, vma)?;
         Ok(start)
     });
@@ -109,6 +128,11 @@ impl MmInner {
         self.vmas.range(address..end).filter_map(move |(&start, vma)| match &vma.backing {
             Backing::File { page_offset, file: Some(file), .. }
                 if vma.shared && (start - address) / PAGE == *page_offset =>
+            {
+                Some(((start, vma.end), file))
+            }
+            Backing::Hugetlb(HugeArea { first, file: Some(file), .. })
+                if vma.shared && (start - address) / HUGE_PAGE == *first =>
             {
                 Some(((start, vma.end), file))
             }

@@ -108,7 +108,7 @@ impl MmInner {
                 self.table.fill_absent(around.first, frames.into_iter(), prot, kind);
                 true
             }
-            Backing::Special { .. } => false,
+            Backing::Hugetlb(_) | Backing::Special { .. } => false,
         }
     }
 
@@ -139,6 +139,9 @@ impl MmInner {
             return Err(Errno::EACCES);
         }
         let vma = vma.clone();
+        if let Backing::Hugetlb(area) = &vma.backing {
+            return self.fault_huge(page, start, &vma, area, fault.write);
+        }
         match self.table.lookup(page) {
             Some(mapping) if fault.write && !mapping.prot.contains(Prot::WRITE) => {
                 self.write_to_shared(page, start, &vma, mapping.frame)
@@ -198,6 +201,7 @@ impl MmInner {
                 self.map_around(page, start, vma, cache, *page_offset);
                 Ok(())
             }
+            Backing::Hugetlb(area) => self.fault_huge(page, start, vma, area, write),
             Backing::Special { frames, .. } => {
                 let index = ((page - start) / PAGE) as usize;
                 let frame = frames.get(index).ok_or(Errno::ENXIO)?.clone();
@@ -213,12 +217,12 @@ impl MmInner {
         let vma = vma.clone();
         if write && vma.prot.contains(Prot::WRITE) {
             self.fault(PageFault { address: page, write, exec: false, present: false })?;
-        } else if write && vma.shared {
+        } else if write && (vma.shared || vma.is_hugetlb()) {
             return Err(Errno::EIO);
         } else if self.table.lookup(page).is_none() {
             self.bring_in(page, start, &vma, false)?;
         }
-        if write {
+        if write && !vma.is_hugetlb() {
             self.table.make_small(page);
         }
         let frame = self.table.lookup(page).ok_or(Errno::EFAULT)?.frame;

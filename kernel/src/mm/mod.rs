@@ -26,6 +26,8 @@ pub mod attach;
 pub mod elf;
 pub mod fault;
 pub mod huge;
+pub mod huge_area;
+pub mod hugetlb;
 mod mapper;
 pub mod remote;
 mod search;
@@ -151,9 +153,11 @@ impl Mm {
                 let mut copy = vma.clone();
                 copy.flags.remove(VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT);
                 copy.note_opened();
+                copy.own_huge_pages();
                 let (end, private) = (vma.end, !vma.shared);
                 inner.vmas.insert(start, copy);
-                if vma.flags.contains(VmaFlags::WIPE_ON_FORK) {
+                // Shared huge pages come by faults: they are few.
+                if vma.flags.contains(VmaFlags::WIPE_ON_FORK) || vma.is_hugetlb() && vma.shared {
                     continue;
                 }
                 parent
@@ -202,6 +206,10 @@ impl Mm {
             Backing::File { cache, page_offset, .. } if vma.shared => Ok(FutexKey {
                 object: Arc::as_ptr(cache) as u64,
                 offset: address - start + page_offset * PAGE,
+            }),
+            Backing::Hugetlb(area) if vma.shared => Ok(FutexKey {
+                object: Arc::as_ptr(&area.pages) as u64,
+                offset: address - start + area.first * HUGE_PAGE,
             }),
             // Words are aligned, so no other has this offset.
             _ => Ok(FutexKey { offset: address | 1, ..own }),
@@ -307,6 +315,7 @@ impl MmInner {
             let below = self.vmas.range(..start).next_back().map_or(0, |(_, vma)| vma.end);
             let above = self.next_start(end).unwrap_or(u64::MAX);
             self.zap(start, end, below..above);
+            removed.iter().for_each(|(start, vma)| vma.give_back_huge(*start));
             self.note_free(below, above);
         }
         removed

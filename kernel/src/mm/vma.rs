@@ -4,9 +4,10 @@ use alloc::sync::Arc;
 
 use bitflags::bitflags;
 use machine::frame::Frame;
-use machine::memory::Prot;
+use machine::memory::{HUGE_PAGE, Prot};
 
 use super::PAGE;
+use super::huge_area::HugeArea;
 use crate::vfs::File;
 use crate::vfs::page_cache::PageCache;
 
@@ -24,6 +25,8 @@ pub enum Backing {
         /// The open file, for its name; None for shared anonymous memory.
         file: Option<Arc<File>>,
     },
+    /// The pool of huge pages.
+    Hugetlb(HugeArea),
     /// Frames of the kernel that every program sees: the vDSO and its data.
     Special {
         /// Name in /proc/PID/maps.
@@ -142,6 +145,15 @@ impl Vma {
     #[must_use]
     pub fn is_private_anonymous(&self) -> bool {
         !self.shared && matches!(self.backing, Backing::Anonymous)
+    }
+
+    /// What begins `bytes` further on: the rest of an area that is cut.
+    pub fn advance(&mut self, bytes: u64) {
+        match &mut self.backing {
+            Backing::File { page_offset, .. } => *page_offset += bytes / PAGE,
+            Backing::Hugetlb(area) => area.first += bytes / HUGE_PAGE,
+            Backing::Anonymous | Backing::Special { .. } => {}
+        }
     }
 
     /// Whether `next`, which starts where this area (from `start`) ends, could be one with it.

@@ -15,6 +15,7 @@ use super::process_dir::Subject;
 use machine::memory::{HUGE_PAGE, Page, PageKind, Prot};
 
 use crate::fs::pseudo::{Content, Text};
+use crate::mm::huge_area::HugeArea;
 use crate::mm::{Backing, Mm, PAGE, Vma, VmaFlags};
 use crate::vfs::File;
 use crate::vfs::chrdev::{major, minor};
@@ -105,7 +106,7 @@ impl Content for Areas {
 
 fn file_of(vma: &Vma) -> Option<&Arc<File>> {
     match &vma.backing {
-        Backing::File { file, .. } => file.as_ref(),
+        Backing::File { file, .. } | Backing::Hugetlb(HugeArea { file, .. }) => file.as_ref(),
         _ => None,
     }
 }
@@ -126,8 +127,10 @@ fn put_header(out: &mut Text, area: &Area) {
         b' ',
     ]);
     let (mut offset, mut device, mut number) = (0, 0, 0);
-    if let Backing::File { page_offset, .. } = &vma.backing {
-        offset = page_offset * PAGE;
+    match &vma.backing {
+        Backing::File { page_offset, .. } => offset = page_offset * PAGE,
+        Backing::Hugetlb(area) => offset = area.first * HUGE_PAGE,
+        _ => {}
     }
     if let Some(file) = file_of(vma)
         && let Ok(metadata) = file.ops().inode().metadata()
@@ -144,6 +147,7 @@ fn put_header(out: &mut Text, area: &Area) {
     let name = match (&vma.backing, file_of(vma)) {
         (_, Some(file)) => Some(fds::file_text(file)),
         (Backing::Special { name, .. }, _) => Some(name.as_bytes().to_vec()),
+        (Backing::Hugetlb(_), None) => Some(b"/anon_hugepage (deleted)".to_vec()),
         (Backing::File { .. }, None) => Some(b"/dev/zero (deleted)".to_vec()),
         _ => vma.name.map(|name| name.as_bytes().to_vec()),
     };
@@ -181,6 +185,8 @@ struct Sums {
     /// In huge pages.
     huge: u64,
     locked: u64,
+    /// In huge pages of the pool, which count for nothing else: shared and private ones.
+    hugetlb: [u64; 2],
 }
 
 impl Sums {
@@ -188,6 +194,11 @@ impl Sums {
         // The contents of a file are one reference beside those of the programs.
         let (is_anonymous, mappers) = match page.kind {
             PageKind::Special => return,
+            PageKind::Hugetlb => {
+                // The pool's own reference is one beside those of the programs.
+                self.hugetlb[usize::from(page.refs <= 2)] += PAGE;
+                return;
+            }
             PageKind::Anonymous => (true, page.refs),
             PageKind::File | PageKind::Shmem => (false, page.refs.saturating_sub(1)),
         };
@@ -219,14 +230,11 @@ impl Sums {
         self.anonymous += other.anonymous;
         self.huge += other.huge;
         self.locked += other.locked;
+        self.hugetlb[0] += other.hugetlb[0];
+        self.hugetlb[1] += other.hugetlb[1];
     }
 
-    fn put(&self, out: &mut Text, with_size: bool) {
-        if with_size {
-            put_kilobytes(out, "Size", self.size);
-            put_kilobytes(out, "KernelPageSize", PAGE);
-            put_kilobytes(out, "MMUPageSize", PAGE);
-        }
+    fn put(&self, out: &mut Text) {
         let lines = [
             ("Rss", self.resident),
             ("Pss", self.proportional),
@@ -242,8 +250,8 @@ impl Sums {
             ("AnonHugePages", self.huge),
             ("ShmemPmdMapped", 0),
             ("FilePmdMapped", 0),
-            ("Shared_Hugetlb", 0),
-            ("Private_Hugetlb", 0),
+            ("Shared_Hugetlb", self.hugetlb[0]),
+            ("Private_Hugetlb", self.hugetlb[1]),
             ("Swap", 0),
             ("SwapPss", 0),
             ("Locked", self.locked),
@@ -260,7 +268,11 @@ fn put_kilobytes(out: &mut Text, name: &str, bytes: u64) {
 pub(super) fn smap(area: &Area, out: &mut Text) {
     put_header(out, area);
     let vma = &area.vma;
-    area.sums.put(out, true);
+    let page_size = if vma.is_hugetlb() { HUGE_PAGE } else { PAGE };
+    put_kilobytes(out, "Size", area.sums.size);
+    put_kilobytes(out, "KernelPageSize", page_size);
+    put_kilobytes(out, "MMUPageSize", page_size);
+    area.sums.put(out);
     let has_room = area.start.next_multiple_of(HUGE_PAGE) + HUGE_PAGE <= vma.end;
     let is_eligible = u8::from(has_room && area.wants_huge);
     write!(out, "THPeligible:           {is_eligible}\nVmFlags:");
@@ -281,6 +293,7 @@ pub(super) fn smap(area: &Area, out: &mut Text) {
         (has(VmaFlags::RANDOM), "rr"),
         (has(VmaFlags::DONT_FORK), "dc"),
         (has(VmaFlags::FIXED_SIZE), "de"),
+        (vma.is_hugetlb(), "ht"),
         (has(VmaFlags::WIPE_ON_FORK), "wf"),
         (has(VmaFlags::DONT_DUMP), "dd"),
         (has(VmaFlags::HUGE), "hg"),
@@ -326,6 +339,6 @@ fn put_rollup(mm: &Mm, out: &mut Text) -> Result<()> {
     let blanks = NAME_COLUMN.saturating_sub(out.0.len() - line);
     out.blanks(blanks);
     out.bytes(b"[rollup]\n");
-    sums.put(out, false);
+    sums.put(out);
     Ok(())
 }

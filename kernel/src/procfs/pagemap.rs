@@ -50,6 +50,8 @@ fn word(page: &Page, with_frame: bool) -> u64 {
     let (of_file, own) = match page.kind {
         PageKind::Special => return PRESENT | frame,
         PageKind::Anonymous => (0, 1),
+        // The pool's own reference is one beside those of the programs.
+        PageKind::Hugetlb => (0, 2),
         PageKind::File | PageKind::Shmem => (OF_FILE, 2),
     };
     let exclusive = if page.refs == own { EXCLUSIVE } else { 0 };

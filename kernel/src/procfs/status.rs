@@ -32,6 +32,8 @@ struct Sizes {
     anonymous: u64,
     file: u64,
     shmem: u64,
+    /// Pages in huge ones of the pool, which count for nothing else.
+    hugetlb: u64,
     text: u64,
     data: u64,
     stack: u64,
@@ -66,6 +68,7 @@ fn sizes(process: &Process) -> Sizes {
         sizes.anonymous = inner.table.mapped(PageKind::Anonymous);
         sizes.file = inner.table.mapped(PageKind::File);
         sizes.shmem = inner.table.mapped(PageKind::Shmem);
+        sizes.hugetlb = inner.table.mapped(PageKind::Hugetlb);
         sizes.brk_start = inner.layout.brk_start;
         sizes.stack_top = inner.layout.stack_top;
     });
@@ -348,7 +351,7 @@ fn put_memory(process: &Process, out: &mut Text) {
         ("VmLib", s.library),
         ("VmPTE", s.tables),
         ("VmSwap", 0),
-        ("HugetlbPages", 0),
+        ("HugetlbPages", s.hugetlb),
     ];
     for (name, pages) in lines {
         out.bytes(name.as_bytes());

@@ -10,6 +10,7 @@ use crate::aio;
 use crate::base::identity;
 use crate::fs::pseudo::{Show, Static, Text, parse_number};
 use crate::ipc::mqueue;
+use crate::mm::hugetlb;
 use crate::process;
 use crate::ptrace::core;
 use crate::vfs::{file, leases};
@@ -22,6 +23,23 @@ macro_rules! says {
         })
     };
 }
+
+/// A number of the pool of huge pages, and what sets it.
+macro_rules! pool_setting {
+    ($count:ident, $set:ident) => {
+        Static::Setting(
+            |out| {
+                writeln!(out, "{}", hugetlb::counts().$count);
+                Ok(())
+            },
+            |data| {
+                hugetlb::$set(parse_number(data)?);
+                Ok(())
+            },
+        )
+    };
+}
+pub(super) use pool_setting;
 
 /// The directory's table.
 pub(super) static TABLE: &[(&str, Static)] = &[
@@ -91,7 +109,8 @@ static VM: &[(&str, Static)] = &[
     ("max_map_count", says!("{}", crate::mm::MAX_MAP_COUNT)),
     ("min_free_kbytes", says!("0")),
     ("mmap_min_addr", says!("{}", crate::mm::MMAP_MIN)),
-    ("nr_hugepages", says!("0")),
+    ("nr_hugepages", pool_setting!(total, set_total)),
+    ("nr_overcommit_hugepages", pool_setting!(overcommit, set_overcommit)),
     // Memory is given out when it is touched, and never refused before.
     ("overcommit_memory", says!("1")),
     ("overcommit_ratio", says!("50")),

@@ -12,10 +12,11 @@ use alloc::vec::Vec;
 use abi::{Errno, Result};
 use machine::cpu::{MAX_CPUS, cpu_count};
 
+use super::sysctl::pool_setting;
 use crate::fs::pseudo::{
     Body, Content, Listing, PseudoFs, PseudoInode, Static, StaticListing, Text, parse_number,
 };
-use crate::mm::huge;
+use crate::mm::{huge, hugetlb};
 use crate::net::inet::interface;
 use crate::process::current;
 use crate::security::{self, Capability};
@@ -99,6 +100,7 @@ static KERNEL: &[(&str, Static)] = &[
     (
         "mm",
         Static::Directory(&[
+            ("hugepages", Static::Directory(&[("hugepages-2048kB", Static::Directory(HUGETLB))])),
             // Equal pages are never merged: what may be (MADV_MERGEABLE) need not.
             (
                 "ksm",
@@ -123,6 +125,15 @@ static KERNEL: &[(&str, Static)] = &[
         ]),
     ),
     ("security", Static::Directory(SECURITY)),
+];
+
+/// The pool of huge pages (sysfs-kernel-mm-hugepages of Linux's ABI documents).
+static HUGETLB: &[(&str, Static)] = &[
+    ("free_hugepages", Static::File(|out| line(out, &hugetlb::counts().free.to_string()))),
+    ("nr_hugepages", pool_setting!(total, set_total)),
+    ("nr_overcommit_hugepages", pool_setting!(overcommit, set_overcommit)),
+    ("resv_hugepages", Static::File(|out| line(out, &hugetlb::counts().reserved.to_string()))),
+    ("surplus_hugepages", Static::File(|out| line(out, &hugetlb::counts().surplus.to_string()))),
 ];
 
 /// What Linux has in a file system of its own, securityfs; `hooks` is Limen's.

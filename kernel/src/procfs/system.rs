@@ -8,6 +8,7 @@ use machine::sync::SpinLock;
 use crate::base::time::{NS_PER_SEC, now_ns};
 use crate::base::{identity, sched};
 use crate::fs::pseudo::Text;
+use crate::mm::hugetlb;
 use crate::process;
 use crate::vfs::Inode;
 use crate::vfs::chrdev;
@@ -138,7 +139,9 @@ fn memory() -> Memory {
 
 pub(super) fn meminfo(out: &mut Text) -> Result<()> {
     let m = memory();
-    let anonymous = m.total.saturating_sub(m.free + m.cached + m.slab);
+    let pool = hugetlb::counts();
+    let hugetlb = pool.total * (HUGE_PAGE / 1024);
+    let anonymous = m.total.saturating_sub(m.free + m.cached + m.slab + hugetlb);
     let lines = [
         ("MemTotal", m.total),
         ("MemFree", m.free),
@@ -166,9 +169,12 @@ pub(super) fn meminfo(out: &mut Text) -> Result<()> {
         ("VmallocTotal", 34_359_738_367),
         ("VmallocUsed", machine::vmap_usage().0 as u64 / 1024),
         ("AnonHugePages", machine::memory::huge_pages() * (HUGE_PAGE / 1024)),
-        ("HugePages_Total", 0),
-        ("HugePages_Free", 0),
-        ("Hugepagesize", 2048),
+        ("HugePages_Total", pool.total),
+        ("HugePages_Free", pool.free),
+        ("HugePages_Rsvd", pool.reserved),
+        ("HugePages_Surp", pool.surplus),
+        ("Hugepagesize", HUGE_PAGE / 1024),
+        ("Hugetlb", hugetlb),
     ];
     for (name, kilobytes) in lines {
         out.amount(name, kilobytes, if name.starts_with("HugePages") { "" } else { " kB" });

@@ -61,6 +61,8 @@ mod filter {
     pub(super) const FILE_PRIVATE: u32 = 1 << 2;
     pub(super) const FILE_SHARED: u32 = 1 << 3;
     pub(super) const ELF_HEADERS: u32 = 1 << 4;
+    pub(super) const HUGETLB_PRIVATE: u32 = 1 << 5;
+    pub(super) const HUGETLB_SHARED: u32 = 1 << 6;
 }
 
 const ELF_HEADER_BYTES: usize = 64;
@@ -280,6 +282,8 @@ fn kept_bytes(
     match &vma.backing {
         Backing::Special { name, .. } => whole(*name == "[vdso]"),
         Backing::Anonymous => whole(has(filter::ANONYMOUS_PRIVATE)),
+        Backing::Hugetlb(_) if vma.shared => whole(has(filter::HUGETLB_SHARED)),
+        Backing::Hugetlb(_) => whole(has(filter::HUGETLB_PRIVATE)),
         Backing::File { file: None, .. } => whole(has(filter::ANONYMOUS_SHARED)),
         Backing::File { .. } if vma.shared => whole(has(filter::FILE_SHARED)),
         Backing::File { .. } if has_own && has(filter::ANONYMOUS_PRIVATE) => all,
@@ -320,7 +324,7 @@ fn areas(process: &Process) -> Result<(Vec<Segment>, Vec<u8>)> {
             flags: u32::from(vma.prot.contains(Prot::READ)) << 2
                 | u32::from(vma.prot.contains(Prot::WRITE)) << 1
                 | u32::from(vma.prot.contains(Prot::EXEC)),
-            is_sparse: matches!(vma.backing, Backing::Anonymous),
+            is_sparse: matches!(vma.backing, Backing::Anonymous | Backing::Hugetlb(_)),
         });
         if let Backing::File { file: Some(file), page_offset, .. } = &vma.backing
             && let Some(location) = &file.location

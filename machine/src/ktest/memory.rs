@@ -29,6 +29,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "memory::page_tables_are_freed", run: tables_freed },
     Test { name: "memory::large_pages_split_share_and_come_back", run: large_pages },
     Test { name: "memory::large_pages_are_left_where_others_share", run: shared_unmap },
+    Test { name: "memory::pooled_pages_stay_whole", run: pooled_pages },
     Test { name: "memory::spaces_take_turns", run: contexts },
     Test { name: "memory::a_space_that_has_changed_is_not_current", run: changed_space },
     Test { name: "memory::all_cpus_answer_a_shootdown", run: shootdown },
@@ -427,6 +428,52 @@ fn shared_unmap() -> Result<(), String> {
     ensure!(over_its_end == (false, [large + 4, 1]), "over its end: {over_its_end:?}");
     ensure!(whole == (false, [large + 4, 1]) && is_there, "a whole large page: {whole:?}");
     ensure!(none == [0, 0], "{none:?} in the end");
+    ensure!(after + 64 >= before, "{} frames are lost", before - after);
+    Ok(())
+}
+
+/// Pages of the pool, where small ones were before and where none were: each of their owner's
+/// shares ends as the only one, whatever the page table has done with it.
+fn pooled_pages() -> Result<(), String> {
+    const BASE: u64 = 0x30_0000_0000;
+    let (_, before) = frame::usage();
+    let prot = Prot::READ | Prot::WRITE;
+    let no_memory = |_| String::from("no memory");
+    let own = [HugeFrame::alloc_zeroed(), HugeFrame::alloc_zeroed(), HugeFrame::alloc_zeroed()];
+    let [Some(first), Some(second), Some(third)] = own else {
+        return Err("no memory in one piece".into());
+    };
+    let mut table = PageTable::new().map_err(no_memory)?;
+    let small = Frame::alloc_zeroed().map_err(no_memory)?;
+    table.map(BASE + HUGE_PAGE, small, prot, PageKind::Anonymous).map_err(no_memory)?;
+    // The table stays: there may be something beside it.
+    table.unmap(BASE + HUGE_PAGE, BASE + 2 * HUGE_PAGE, 0..0);
+    table.map_pooled(BASE + HUGE_PAGE, first.share(), prot).map_err(no_memory)?;
+    table.map_pooled(BASE, second.share(), Prot::READ).map_err(no_memory)?;
+    table.map_pooled(BASE, second.share(), prot).map_err(no_memory)?;
+    second.copy_from(&first);
+    crate::task::set_space(table.space().clone());
+    let written = uaccess::write_bytes(BASE + HUGE_PAGE - 1, b"xy");
+    let mut child = PageTable::new().map_err(no_memory)?;
+    table.share_with(&mut child, BASE, BASE + 2 * HUGE_PAGE, true).map_err(no_memory)?;
+    table.flush();
+    third.copy_from(&second);
+    table.map_pooled(BASE, third.share(), prot).map_err(no_memory)?;
+    let mut byte = [0];
+    let read = uaccess::read_bytes(BASE + HUGE_PAGE - 1, &mut byte);
+    let moved = table.move_range(BASE, BASE + 6 * HUGE_PAGE, HUGE_PAGE);
+    let mapped = [table.mapped(PageKind::Hugetlb), child.mapped(PageKind::Hugetlb)];
+    let pinned = table.lookup(BASE + HUGE_PAGE + 5 * PAGE_SIZE as u64);
+    crate::task::leave_space();
+    (drop(child), table.unmap(BASE, BASE + 8 * HUGE_PAGE, BASE..BASE + 8 * HUGE_PAGE));
+    let sole = [first.is_sole(), second.is_sole(), third.is_sole()];
+    drop(pinned);
+    let sole_at_last = first.is_sole();
+    (drop(table), drop([first, second, third]));
+    let (_, after) = frame::usage();
+    ensure!(written.is_ok() && read.is_ok() && byte == *b"x", "contents: {byte:?}");
+    ensure!(moved.is_ok() && mapped == [2 * HUGE_FRAMES as u64; 2], "{mapped:?} are mapped");
+    ensure!(sole == [false, true, true] && sole_at_last, "{sole:?}, {sole_at_last}");
     ensure!(after + 64 >= before, "{} frames are lost", before - after);
     Ok(())
 }

@@ -287,6 +287,33 @@ impl HugeFrame {
         Some(HugeFrame(first))
     }
 
+    /// Another share of the same memory.
+    #[must_use]
+    pub fn share(&self) -> HugeFrame {
+        // SAFETY: this value owns a share; the new one is the result's.
+        unsafe { share_huge(self.0) };
+        HugeFrame(self.0)
+    }
+
+    /// Whether this is the only share, and nobody has a reference to a single frame. It stays so:
+    /// only who finds the memory in a page table could add one.
+    #[must_use]
+    pub fn is_sole(&self) -> bool {
+        is_sole_huge(self.0)
+    }
+
+    /// Fills it with zeros.
+    pub fn zero(&self) {
+        huge_range(self.0).for_each(|pfn| of_huge(pfn).zero(0, PAGE_SIZE));
+    }
+
+    /// Copies all of another one here.
+    pub fn copy_from(&self, other: &HugeFrame) {
+        for (to, from) in huge_range(self.0).zip(huge_range(other.0)) {
+            of_huge(to).copy_from(&of_huge(from), PAGE_SIZE);
+        }
+    }
+
     /// The number of its first frame.
     pub(crate) fn first(&self) -> u32 {
         self.0
@@ -305,6 +332,12 @@ impl Drop for HugeFrame {
         // SAFETY: the share is this value's.
         unsafe { release_huge(self.0) };
     }
+}
+
+/// A reference of its own to a frame of a [`HugeFrame`], which the caller has a share of.
+fn of_huge(pfn: u32) -> Frame {
+    // SAFETY: the shares hold a reference to each frame together, and the caller has one.
+    unsafe { Frame::clone_raw(pfn) }
 }
 
 fn huge_range(first: u32) -> core::ops::Range<u32> {

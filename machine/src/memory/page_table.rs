@@ -6,7 +6,8 @@
 //!
 //! Memory of a program may be mapped by large pages of 2 MiB. Whoever changes a part of one makes
 //! it small pages first ([`PageTable::split`]), which must not fail: so each has a table of its own
-//! put aside, on a chain through the tables' first words.
+//! put aside, on a chain through the tables' first words. Pages of the pool ([`PageKind::Hugetlb`])
+//! stay large: whoever changes areas of them changes whole pages, or is refused before.
 //!
 //! Exclusive access is the caller's (`&mut`); CPUs hold the [`Space`]. What is done with shared
 //! access, by several threads at a time, is in `concurrent`.
@@ -37,10 +38,11 @@ const GATHER_HUGE: usize = 64;
 /// Frames that leave a page table with one shootdown.
 const GATHER_LIMIT: usize = 512;
 
-/// Large pages that all programs have mapped.
+/// Large pages that all programs have mapped, but those of the pool.
 static ALL_HUGE: AtomicU64 = AtomicU64::new(0);
 
-/// Large pages that all programs have mapped; one that several share counts for each.
+/// Large pages that all programs have mapped, but those of the pool; one that several share counts
+/// for each.
 pub fn huge_pages() -> u64 {
     ALL_HUGE.load(Ordering::Relaxed)
 }
@@ -217,6 +219,7 @@ impl PageTable {
     fn split(&mut self, va: u64) {
         let Some(slot) = self.huge_slot(va) else { return };
         let whole = slot.get();
+        assert!(whole.kind() != PageKind::Hugetlb, "a page of the pool would be cut");
         let below = self.take_aside();
         // SAFETY: the table was aside: nobody else has it.
         let table = unsafe { Table::at(below) };
@@ -226,7 +229,7 @@ impl PageTable {
             unsafe { frame::split_huge(first) };
         }
         slot.set(Pte::new(below, <User as super::walk::Format>::TABLE));
-        self.count_huge(-1);
+        self.count_huge(whole.kind(), -1);
         // No CPU may have the page in two sizes (SDM 3A, 4.10.2.3; erratum "ITLB multihit").
         self.space.flush(va & !(HUGE_PAGE - 1), ENTRIES as u64);
     }
@@ -267,17 +270,70 @@ impl PageTable {
         Ok(())
     }
 
+    /// Maps 2 MiB of the pool from `va`, a multiple of it, on, in the place of those that are
+    /// there. No small page is.
+    pub fn map_pooled(
+        &mut self,
+        va: u64,
+        memory: HugeFrame,
+        prot: Prot,
+    ) -> Result<(), OutOfMemory> {
+        assert!(va.is_multiple_of(HUGE_PAGE), "not the start of 2 MiB");
+        let entry = Pte::huge_page(memory.first(), prot, PageKind::Hugetlb);
+        if let Some(slot) = self.huge_slot(va) {
+            let old = slot.get();
+            assert!(old.kind() == PageKind::Hugetlb, "a page that is not of the pool");
+            if old.frame() == Some(memory.first()) && prot.contains(old.prot()) {
+                // It is there: `memory` is a share too many.
+                slot.set(entry);
+                flush_user_page(va);
+                return Ok(());
+            }
+            slot.set(Pte::EMPTY);
+            // As in `map`: nobody reads the old page after another has written to the new one.
+            self.space.flush(va, ENTRIES as u64);
+            slot.set(entry);
+            memory.into_raw();
+            if let Some(first) = old.frame() {
+                // SAFETY: the old entry's share, and no CPU has its translation any more.
+                unsafe { frame::release_huge(first) };
+            }
+            return Ok(());
+        }
+        match self.slot(va) {
+            Some(slot) => self.put_aside_empty(va, slot.place().0),
+            None => self.put_aside()?,
+        }
+        let slot = self.make_slot(va, HUGE_LEVEL).inspect_err(|_| self.free_aside())?;
+        memory.into_raw();
+        self.enter_huge(slot, entry);
+        Ok(())
+    }
+
+    /// Takes the lowest table for `va`, in which nothing is any more, out and puts it aside.
+    fn put_aside_empty(&mut self, va: u64, table: Table) {
+        assert!(table.next_used(0, ENTRIES).is_none(), "small pages in an area of the pool");
+        let upper = self.make_upper(va);
+        let below = upper.get().to();
+        upper.set(Pte::EMPTY);
+        self.space.flush_tables(va, ENTRIES as u64);
+        table.set(0, Pte::from_raw(self.aside.map_or(0, PhysAddr::as_u64)));
+        self.aside = Some(below);
+    }
+
     /// Enters a large page, whose references become the entry's, where none is.
     fn enter_huge(&mut self, slot: Slot, entry: Pte) {
         self.count_pages(entry.kind(), ENTRIES as i64);
-        self.count_huge(1);
+        self.count_huge(entry.kind(), 1);
         slot.set(entry);
     }
 
     /// Notes that there are more large pages, or fewer.
-    fn count_huge(&mut self, change: i64) {
+    fn count_huge(&mut self, kind: PageKind, change: i64) {
         self.huge = self.huge.wrapping_add_signed(change);
-        ALL_HUGE.fetch_add(change as u64, Ordering::Relaxed);
+        if kind != PageKind::Hugetlb {
+            ALL_HUGE.fetch_add(change as u64, Ordering::Relaxed);
+        }
     }
 
     /// If `va` lies in a large page of which nobody else has a part, gives it these rights.
@@ -447,7 +503,9 @@ impl PageTable {
             for (left, taken) in self.mapped.iter_mut().zip(gather.taken) {
                 *left.get_mut() -= taken;
             }
-            self.count_huge(-(gather.huge.len() as i64));
+            let pooled = (gather.taken[PageKind::Hugetlb as usize] / ENTRIES as u64) as i64;
+            self.count_huge(PageKind::Hugetlb, -pooled);
+            self.count_huge(PageKind::Anonymous, pooled - gather.huge.len() as i64);
             gather.finish(&self.space);
             gather.huge.iter().for_each(|_| self.free_aside());
         }
@@ -576,7 +634,8 @@ impl PageTable {
 
 impl Drop for PageTable {
     fn drop(&mut self) {
-        self.count_huge(-(self.huge as i64));
+        let pooled = self.mapped(PageKind::Hugetlb) / ENTRIES as u64;
+        self.count_huge(PageKind::Anonymous, pooled as i64 - self.huge as i64);
         while self.aside.is_some() {
             self.free_aside();
         }

@@ -56,15 +56,22 @@ pub enum PageKind {
     File = 2,
     /// A file's that is nowhere but in memory.
     Shmem = 3,
+    /// 2 MiB of the pool that is set aside for them. Never becomes small pages.
+    Hugetlb = 4,
 }
 
 /// How many kinds there are.
-pub(super) const KINDS: usize = 4;
+pub(super) const KINDS: usize = 5;
 
 impl PageKind {
     /// All, in the order of their numbers.
-    pub(super) const ALL: [PageKind; KINDS] =
-        [PageKind::Special, PageKind::Anonymous, PageKind::File, PageKind::Shmem];
+    pub(super) const ALL: [PageKind; KINDS] = [
+        PageKind::Special,
+        PageKind::Anonymous,
+        PageKind::File,
+        PageKind::Shmem,
+        PageKind::Hugetlb,
+    ];
 
     #[inline]
     fn of(number: u64) -> PageKind {
@@ -72,6 +79,7 @@ impl PageKind {
             1 => PageKind::Anonymous,
             2 => PageKind::File,
             3 => PageKind::Shmem,
+            4 => PageKind::Hugetlb,
             _ => PageKind::Special,
         }
     }
@@ -85,7 +93,7 @@ pub(crate) struct Pte(u64);
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Software: the [`PageKind`].
 const KIND_SHIFT: u32 = 52;
-const KIND: u64 = 3 << KIND_SHIFT;
+const KIND: u64 = 7 << KIND_SHIFT;
 
 impl Pte {
     pub(crate) const EMPTY: Pte = Pte(0);

@@ -74,6 +74,9 @@ enum Drop {
 
 impl Drop {
     fn is_refused(self, vma: &Vma) -> bool {
+        if vma.is_hugetlb() {
+            return self == Drop::Anonymous;
+        }
         self != Drop::All && vma.flags.contains(VmaFlags::LOCKED)
             || self == Drop::Anonymous && !vma.is_private_anonymous()
     }
@@ -107,7 +110,7 @@ impl Action {
                 false => Ok(vma.flags - F::WIPE_ON_FORK),
             }),
             raw::MADV_COLD | raw::MADV_PAGEOUT => {
-                Action::Flags(|vma| match vma.flags.contains(F::LOCKED) {
+                Action::Flags(|vma| match vma.flags.contains(F::LOCKED) || vma.is_hugetlb() {
                     true => Err(Errno::EINVAL),
                     false => Ok(vma.flags),
                 })
@@ -154,6 +157,7 @@ impl MmInner {
         let result = self.each_part(start, end, |from, to, vma| {
             let flags = edit(vma)?;
             if flags != vma.flags {
+                self.check_cuts(from, to)?;
                 changes.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
                 changes.push((from, to, flags));
             }
@@ -171,21 +175,24 @@ impl MmInner {
     /// What most ask for: pages of one area, beside other threads. False if there is more to it.
     fn try_drop_pages(&self, start: u64, end: u64, drop: Drop) -> bool {
         let area = self.find(start).filter(|(_, vma)| end <= vma.end && !drop.is_refused(vma));
-        area.is_some() && self.try_zap(start, end)
+        area.is_some_and(|(_, vma)| !vma.is_hugetlb()) && self.try_zap(start, end)
     }
 
     fn drop_pages(&mut self, start: u64, end: u64, drop: Drop) -> Result<()> {
         let mut parts = Vec::new();
         let result = self.each_part(start, end, |from, to, vma| {
-            if drop.is_refused(vma) {
+            if drop.is_refused(vma) || vma.is_cut_by(from) {
                 return Err(Errno::EINVAL);
             }
             parts.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-            parts.push((from, to));
+            parts.push((from, to, vma.is_hugetlb()));
             Ok(())
         });
-        for (from, to) in parts {
-            self.zap(from, to, from..to);
+        for (from, to, is_huge) in parts {
+            match is_huge {
+                true => self.drop_huge(from, to)?,
+                false => self.zap(from, to, from..to),
+            }
         }
         result
     }
@@ -232,6 +239,10 @@ fn remove_from_files(mm: &Arc<Mm>, start: u64, end: u64) -> Result<()> {
     let mut parts = Vec::new();
     let result = mm.with(|inner| {
         inner.each_part(start, end, |from, to, vma| {
+            if vma.is_hugetlb() {
+                // A private one has a file, too; holes in a shared one there are none.
+                return Err(if vma.shared { Errno::EOPNOTSUPP } else { Errno::EACCES });
+            }
             let Backing::File { cache, page_offset, .. } = &vma.backing else {
                 return Err(Errno::EINVAL);
             };

@@ -4,7 +4,7 @@
 use abi::{Errno, Result, general as raw};
 
 use super::map::page_range;
-use crate::mm::{MmInner, PAGE, VmaFlags};
+use crate::mm::{MmInner, PAGE, Vma, VmaFlags};
 use crate::process::Process;
 use crate::process::current;
 
@@ -37,15 +37,16 @@ impl MmInner {
         });
         self.split(start);
         self.split(good_end);
-        self.vmas.edit_each(start..good_end, |vma| set(&mut vma.flags, flags));
+        self.vmas.edit_each(start..good_end, |vma| set(vma, flags));
         self.merge_within(start, good_end);
         result
     }
 }
 
-fn set(flags: &mut VmaFlags, locked: VmaFlags) {
-    if !flags.contains(VmaFlags::DROPPABLE) {
-        *flags = (*flags - BOTH) | locked;
+fn set(vma: &mut Vma, locked: VmaFlags) {
+    // Huge pages of the pool stay in memory anyway.
+    if !vma.flags.contains(VmaFlags::DROPPABLE) && !vma.is_hugetlb() {
+        vma.flags = (vma.flags - BOTH) | locked;
     }
 }
 
@@ -129,7 +130,7 @@ pub fn mlockall(flags: u32) -> Result<u64> {
         if now {
             let mut ranges = alloc::vec::Vec::new();
             ranges.try_reserve(inner.vmas.len()).map_err(|_| Errno::ENOMEM)?;
-            inner.vmas.edit_each(0..u64::MAX, |vma| set(&mut vma.flags, locked));
+            inner.vmas.edit_each(0..u64::MAX, |vma| set(vma, locked));
             ranges.extend(inner.vmas.iter().map(|(&start, vma)| (start, vma.end)));
             if locked == VmaFlags::LOCKED {
                 for (start, end) in ranges {

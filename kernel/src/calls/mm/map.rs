@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
-use machine::memory::{Prot, USER_END};
+use machine::memory::{HUGE_PAGE, Prot, USER_END};
 
 use super::lock;
 use crate::exec::READ_IMPLIES_EXEC;
@@ -57,12 +57,12 @@ pub(super) fn denies_exec(process: &Process, old: Prot, new: Prot) -> bool {
         && (new.contains(Prot::WRITE) || !old.contains(Prot::EXEC))
 }
 
-/// `len` rounded up to pages; EINVAL for 0, ENOMEM if it does not fit user space.
-pub(super) fn page_len(len: u64) -> Result<u64> {
+/// `len` rounded up to pages of a size; EINVAL for 0, ENOMEM if it does not fit user space.
+fn whole_len(len: u64, unit: u64) -> Result<u64> {
     if len == 0 {
         return Err(Errno::EINVAL);
     }
-    let len = len.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
+    let len = len.checked_next_multiple_of(unit).ok_or(Errno::ENOMEM)?;
     if len > USER_END { Err(Errno::ENOMEM) } else { Ok(len) }
 }
 
@@ -91,10 +91,12 @@ pub fn mmap(
     let process = &current().process;
     let is_anonymous = flags & raw::MAP_ANONYMOUS != 0;
     let file = if is_anonymous { None } else { Some(own_open_file(fd)?) };
-    if flags & raw::MAP_HUGETLB != 0 {
-        return Err(huge_page_error(flags, is_anonymous));
+    let is_huge = flags & raw::MAP_HUGETLB != 0;
+    if is_huge && !(is_anonymous && is_huge_size(flags)) {
+        return Err(Errno::EINVAL);
     }
-    let len = page_len(length)?;
+    let unit = if is_huge { HUGE_PAGE } else { PAGE };
+    let len = whole_len(length, unit)?;
     let mut prot = prot_from_bits(protection);
     let asked = prot.bits();
     let no_exec = file.as_ref().is_some_and(|file| is_no_exec(file));
@@ -102,7 +104,7 @@ pub fn mmap(
         prot |= Prot::EXEC;
     }
     hooks::mmap_file((file.as_deref(), asked.into(), prot.bits().into()))?;
-    if prot.contains(Prot::WRITE) && flags & raw::MAP_TYPE == raw::MAP_PRIVATE {
+    if prot.contains(Prot::WRITE) && flags & raw::MAP_TYPE == raw::MAP_PRIVATE && !is_huge {
         subject_hooks::vm_enough_memory((&process.subject(), len))?;
     }
     if denies_exec(process, prot, prot) {
@@ -111,6 +113,7 @@ pub fn mmap(
     let mm = process.mm()?;
     let vma = match file {
         Some(file) => file_area(file, prot, flags, offset, len, no_exec),
+        None if is_huge => huge_area(prot, flags, offset, len),
         None => anonymous_area(prot, flags, len),
     };
     let vma = match vma {
@@ -127,11 +130,22 @@ pub fn mmap(
     map_area(process, &mm, hint, len, flags, vma)
 }
 
-/// There are no huge pages set aside: what Linux answers then (mmap(2), MAP_HUGETLB).
-fn huge_page_error(flags: u32, is_anonymous: bool) -> Errno {
-    let size = flags & HUGE_MASK;
-    let is_known = size == 0 || size == HUGE_2MB || size == HUGE_1GB;
-    if is_anonymous && is_known { Errno::ENOMEM } else { Errno::EINVAL }
+/// Whether it is the size of the huge pages that there are: 2 MiB, which nobody need say.
+fn is_huge_size(flags: u32) -> bool {
+    matches!(flags & HUGE_MASK, 0 | HUGE_2MB)
+}
+
+fn huge_area(prot: Prot, flags: u32, offset: u64, len: u64) -> Result<Vma> {
+    let shared = match flags & raw::MAP_TYPE {
+        raw::MAP_SHARED | raw::MAP_SHARED_VALIDATE => true,
+        raw::MAP_PRIVATE => false,
+        _ => return Err(Errno::EINVAL),
+    };
+    if flags & raw::MAP_GROWSDOWN != 0 || !offset.is_multiple_of(HUGE_PAGE) {
+        return Err(Errno::EINVAL);
+    }
+    let is_reserved = flags & raw::MAP_NORESERVE == 0;
+    Vma::hugetlb(prot, shared, len, offset / HUGE_PAGE, is_reserved)
 }
 
 /// Whether the file lies where nothing may be executed, as in /proc.
@@ -231,6 +245,9 @@ fn map_area(
     let mut replaced = None;
     let result = mm.with(|inner| {
         let place = inner.place(hint, len, flags, &vma)?;
+        if let Place::Replace(start) = place {
+            inner.check_cuts(start, start + len)?;
+        }
         if wants_lock {
             vma.flags |= VmaFlags::LOCKED;
         } else if !vma.flags.contains(VmaFlags::DROPPABLE) {
@@ -252,6 +269,10 @@ fn map_area(
         vma.end = start + len;
         let is_locked =
             (vma.flags & (VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT)) == VmaFlags::LOCKED;
+        if vma.is_hugetlb() {
+            // They stay in memory without being locked.
+            vma.flags -= VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT;
+        }
         inner.insert(start, vma)?;
         if is_locked || flags & raw::MAP_POPULATE != 0 && flags & raw::MAP_NONBLOCK == 0 {
             // As on Linux, the mapping stays if its pages cannot be brought in.
@@ -272,11 +293,15 @@ enum Place {
 
 impl MmInner {
     fn place(&mut self, hint: u64, len: u64, flags: u32, vma: &Vma) -> Result<Place> {
+        let is_huge = flags & raw::MAP_HUGETLB != 0 || vma.is_hugetlb();
         if flags & (raw::MAP_FIXED | raw::MAP_FIXED_NOREPLACE) != 0 {
             let (start, end) = page_range(hint, len, Errno::ENOMEM)?;
             hooks::mmap_addr((start,))?;
             if start < MMAP_MIN {
                 return Err(Errno::EPERM);
+            }
+            if is_huge && !start.is_multiple_of(HUGE_PAGE) {
+                return Err(Errno::EINVAL);
             }
             if flags & raw::MAP_FIXED_NOREPLACE != 0 && !self.is_free(start, end) {
                 return Err(Errno::EEXIST);
@@ -288,13 +313,17 @@ impl MmInner {
             0 => 0,
             low => low.max(MMAP_MIN),
         };
+        if is_huge {
+            return self.find_free_huge(hint, len).map(Place::Free);
+        }
         if flags & raw::MAP_32BIT == 0 && hint == 0 {
             return self.find_free_for(vma, len).map(Place::Free);
         }
         if flags & raw::MAP_32BIT == 0 {
             return self.find_free(hint, len).map(Place::Free);
         }
-        let fits = hint != 0 && hint.checked_add(len).is_some_and(|end| end <= MAP_32BIT.end);
+        let fits =
+            hint != 0 && !is_huge && hint.checked_add(len).is_some_and(|end| end <= MAP_32BIT.end);
         if fits && self.is_free_for_hint(hint, hint + len) {
             return Ok(Place::Free(hint));
         }
@@ -306,7 +335,9 @@ impl MmInner {
 pub fn munmap(address: u64, length: u64) -> Result<u64> {
     let len = if length == 0 { return Err(Errno::EINVAL) } else { length };
     let (start, end) = page_range(address, len, Errno::EINVAL)?;
-    let removed = current().process.mm()?.with(|inner| inner.unmap(start, end));
-    drop(removed);
-    Ok(0)
+    let removed = current().process.mm()?.with(|inner| {
+        inner.check_cuts(start, end)?;
+        Ok::<_, Errno>(inner.unmap(start, end))
+    });
+    removed.map(|_| 0)
 }

@@ -71,6 +71,10 @@ fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
             if refused {
                 return Err(Errno::EACCES);
             }
+            // As on Linux only what changes is cut.
+            if prot != vma.prot {
+                inner.check_cuts(at.max(start), vma.end.min(end))?;
+            }
             first_start.get_or_insert(at);
             (good_end, last_end) = (vma.end.min(end), vma.end);
             Ok(())
@@ -139,7 +143,10 @@ impl MmInner {
             vma.prot = with_exec(prot, reads_exec, vma);
             (vma.end, vma.page_prot(), vma.is_private_anonymous())
         });
-        let (end, wanted, anonymous_private) = changed?;
+        // No area begins where a huge page would be cut for what it has already.
+        let Some((end, wanted, anonymous_private)) = changed else {
+            return self.find(at).map(|(_, vma)| vma.end);
+        };
         self.table.protect(at, end, |page| {
             // Pages that are ours alone get the right to write at once; others by a fault.
             let is_own = anonymous_private && page.refs == 1 && !page.prot.is_empty();

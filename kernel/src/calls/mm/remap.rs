@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
-use machine::memory::USER_END;
+use machine::memory::{HUGE_PAGE, USER_END};
 
 use super::map::page_range;
 use crate::mm::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Removed, Vma, VmaFlags};
@@ -26,6 +26,8 @@ struct Request {
     target: Option<u64>,
     /// MREMAP_DONTUNMAP without MREMAP_FIXED: where to, if there is room.
     hint: u64,
+    /// As it was given.
+    new_address: u64,
 }
 
 /// mremap(2).
@@ -54,12 +56,28 @@ pub fn mremap(
     };
     let target = fixed.then_some(new_address);
     let hint = if keep { new_address } else { 0 };
-    let request = Request { old, old_len, new_len, may_move, keep, target, hint };
+    let request = Request { old, old_len, new_len, may_move, keep, target, hint, new_address };
     let process = &current().process;
     let mut dropped = Vec::new();
     let result = process.mm()?.with(|inner| inner.remap(process, &request, &mut dropped));
     drop(dropped);
     result
+}
+
+impl Request {
+    /// The same of huge pages of the pool, whose lengths are rounded up to them. EINVAL where one
+    /// would be cut, or more asked for: what is promised does not grow.
+    fn in_huge(&self) -> Result<Request> {
+        let round = |len: u64| len.checked_next_multiple_of(HUGE_PAGE).ok_or(Errno::EINVAL);
+        let (old_len, new_len) = (round(self.old_len)?, round(self.new_len)?);
+        let target = self.target.unwrap_or(self.new_address);
+        let fits = self.old.is_multiple_of(HUGE_PAGE) && target.is_multiple_of(HUGE_PAGE);
+        // MREMAP_DONTUNMAP would leave a promise behind.
+        if !fits || new_len > old_len || self.keep {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Request { old_len, new_len, ..*self })
+    }
 }
 
 impl MmInner {
@@ -69,8 +87,10 @@ impl MmInner {
         request: &Request,
         dropped: &mut Vec<Removed>,
     ) -> Result<u64> {
+        let (_, vma) = self.find(request.old).ok_or(Errno::EFAULT)?;
+        let in_huge = vma.is_hugetlb().then(|| request.in_huge()).transpose()?;
+        let request = in_huge.as_ref().unwrap_or(request);
         let &Request { old, mut old_len, new_len, .. } = request;
-        self.find(old).ok_or(Errno::EFAULT)?;
         if new_len > USER_END {
             return Err(Errno::ENOMEM);
         }
@@ -83,6 +103,7 @@ impl MmInner {
             if start < MMAP_MIN {
                 return Err(Errno::EPERM);
             }
+            self.check_cuts(start, end)?;
             dropped.push(self.unmap(start, end));
         } else if request.keep {
             let (start, end) = page_range(request.hint, new_len, Errno::EINVAL)?;
@@ -93,6 +114,7 @@ impl MmInner {
         // Shrinking just unmaps, whatever is there.
         if old_len > new_len {
             let (_, end) = page_range(old, old_len, Errno::EINVAL)?;
+            self.check_cuts(old + new_len, end)?;
             dropped.push(self.unmap(old + new_len, end));
             old_len = new_len;
         }
@@ -172,11 +194,11 @@ impl MmInner {
         let (start, vma) = self.find(old).ok_or(Errno::EFAULT)?;
         let mut moved = vma.clone();
         moved.end = new + new_len;
-        if let Backing::File { page_offset, .. } = &mut moved.backing {
-            *page_offset += (old - start) / PAGE;
-        }
+        moved.advance(old - start);
         self.table.move_range(old, new, len).map_err(|_| Errno::ENOMEM)?;
+        let noted = moved.attached.clone();
         self.insert(new, moved)?;
+        noted.iter().for_each(|attached| attached.opened());
         if len == 0 {
             return Ok(Removed::new());
         }
@@ -188,6 +210,8 @@ impl MmInner {
             self.vmas.edit_each(old..old + len, |vma| vma.flags.remove(locked));
             return Ok(Removed::new());
         }
+        // The pages are in the new place.
+        self.disown_huge(old, old + len);
         Ok(self.unmap(old, old + len))
     }
 }

@@ -8,14 +8,15 @@
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::sysv::{
-    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Perm, SHM_DEST, SHM_EXEC, SHM_HUGETLB, SHM_INFO,
-    SHM_LOCK, SHM_LOCKED, SHM_RDONLY, SHM_REMAP, SHM_RND, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK,
-    ShmLimits, ShmUse, ShmidDs,
+    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Perm, SHM_DEST, SHM_EXEC, SHM_HUGE_SHIFT, SHM_HUGETLB,
+    SHM_INFO, SHM_LOCK, SHM_LOCKED, SHM_NORESERVE, SHM_RDONLY, SHM_REMAP, SHM_RND, SHM_STAT,
+    SHM_STAT_ANY, SHM_UNLOCK, ShmLimits, ShmUse, ShmidDs,
 };
 use abi::{Errno, Result};
-use machine::memory::Prot;
+use machine::memory::{HUGE_PAGE, Prot};
 use machine::sync::SpinLock;
 
 use super::{Object, READ, Table, WRITE, now, own_pid};
@@ -25,6 +26,7 @@ use crate::fs::pseudo::Text;
 use crate::ipc::hooks;
 use crate::mm::Attached;
 use crate::mm::attach::Attachment;
+use crate::mm::hugetlb::HugePages;
 use crate::mm::{MMAP_MIN, PAGE};
 use crate::process::current;
 use crate::security::{Capability, Resource};
@@ -36,11 +38,14 @@ const SEGMENTS_MAX: usize = 4096;
 /// Largest segment, and all together in pages (kernel.shmmax, kernel.shmall).
 const BYTES_MAX: u64 = u64::MAX - (1 << 24);
 
+/// The size of huge pages as the flags say it: its logarithm.
+const HUGE_2MB: u32 = HUGE_PAGE.ilog2();
+
 /// The file, held as long as the segment is to exist.
 enum Hold {
-    Kept(Arc<File>),
+    Kept(Arc<File>, Option<Arc<HugePages>>),
     /// Removed, but perhaps attached.
-    Removed(Weak<File>),
+    Removed(Weak<File>, Weak<HugePages>),
 }
 
 #[derive(Clone, Copy, Default)]
@@ -55,6 +60,10 @@ struct Trace {
 /// A segment.
 struct Segment {
     size: u64,
+    /// The contents are huge pages of the pool, and the file is empty.
+    is_huge: bool,
+    /// Areas of these: who maps a file's contents, that knows.
+    huge_areas: AtomicU64,
     hold: SpinLock<Hold>,
     trace: SpinLock<Trace>,
 }
@@ -71,22 +80,53 @@ impl Segment {
     /// The file; None once the segment has been removed and nobody has it any more.
     fn file(&self) -> Option<Arc<File>> {
         match &*self.hold.lock() {
-            Hold::Kept(file) => Some(file.clone()),
-            Hold::Removed(file) => file.upgrade(),
+            Hold::Kept(file, _) => Some(file.clone()),
+            Hold::Removed(file, _) => file.upgrade(),
         }
     }
 
     fn contents(&self) -> Option<Arc<PageCache>> {
         self.file()?.inode().page_cache()
     }
+
+    /// The contents, if they are huge pages of the pool.
+    fn huge(&self) -> Option<Arc<HugePages>> {
+        match &*self.hold.lock() {
+            Hold::Kept(_, huge) => huge.clone(),
+            Hold::Removed(_, huge) => huge.upgrade(),
+        }
+    }
+
+    /// How many bytes one of its pages has.
+    fn page_bytes(&self) -> u64 {
+        if self.is_huge { HUGE_PAGE } else { PAGE }
+    }
+
+    /// Pages in memory.
+    fn resident_pages(&self) -> u64 {
+        match self.huge() {
+            Some(pages) => pages.count() * (HUGE_PAGE / PAGE),
+            None => self.contents().map_or(0, |contents| contents.resident_pages() as u64),
+        }
+    }
+
+    /// How many areas show it.
+    fn areas(&self) -> u64 {
+        match self.is_huge {
+            true => self.huge_areas.load(Ordering::Relaxed),
+            false => self.contents().map_or(0, |contents| contents.count_areas()),
+        }
+    }
 }
 
 impl Attached for Object<Segment> {
     fn opened(&self) {
+        self.content.huge_areas.fetch_add(1, Ordering::Relaxed);
         self.content.note_attached();
     }
 
     fn closed(&self) {
+        self.content.huge_areas.fetch_sub(1, Ordering::Relaxed);
         let mut trace = self.content.trace.lock();
         (trace.dtime, trace.last) = (now(), own_pid());
     }
@@ -112,7 +152,7 @@ fn all() -> Vec<(Arc<Object<Segment>>, Arc<File>)> {
     SEGMENTS.all().into_iter().filter_map(|segment| alive(segment).ok()).collect()
 }
 
-/// shmget(2). Pages of special sizes are not there.
+/// shmget(2).
 pub fn shmget(key: i32, size: u64, flags: u32) -> Result<u64> {
     let suits = |segment: &Segment| {
         if segment.size < size { Err(Errno::EINVAL) } else { Ok(()) }
@@ -128,19 +168,45 @@ fn make(key: i32, size: u64, flags: u32) -> Result<Segment> {
     if size == 0 || size > BYTES_MAX {
         return Err(Errno::EINVAL);
     }
-    if flags & SHM_HUGETLB != 0 {
-        return Err(Errno::ENOMEM);
-    }
     super::check_room()?;
     hooks::shm_alloc_security((key,))?;
+    let huge = if flags & SHM_HUGETLB != 0 { Some(huge_pages(size, flags)?) } else { None };
     let name = alloc::format!("/SYSV{:08x} (deleted)", key as u32);
-    let pages_end = size.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
+    let pages_end = match &huge {
+        Some(_) => 0,
+        None => size.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?,
+    };
     let owner = current().credentials();
     let file = memfd::of_size(name.as_bytes(), pages_end, owner.fsuid, owner.fsgid);
     // However it is that it cannot be.
     let file = file.map_err(|_| Errno::ENOMEM)?;
     let trace = Trace { ctime: now(), creator: own_pid(), ..Trace::default() };
-    Ok(Segment { size, hold: SpinLock::new(Hold::Kept(file)), trace: SpinLock::new(trace) })
+    Ok(Segment {
+        size,
+        is_huge: huge.is_some(),
+        huge_areas: AtomicU64::new(0),
+        hold: SpinLock::new(Hold::Kept(file, huge)),
+        trace: SpinLock::new(trace),
+    })
+}
+
+/// The pages of a segment of huge ones, promised to it unless SHM_NORESERVE says otherwise. EINVAL
+/// for sizes that there are not; EPERM; ENOMEM.
+fn huge_pages(size: u64, flags: u32) -> Result<Arc<HugePages>> {
+    if !matches!(flags >> SHM_HUGE_SHIFT, 0 | HUGE_2MB) {
+        return Err(Errno::EINVAL);
+    }
+    let len = size.checked_next_multiple_of(HUGE_PAGE).ok_or(Errno::ENOMEM)?;
+    let (who, thread) = (current().subject(), current());
+    // vm.hugetlb_shm_group is 0.
+    if !who.capable(Capability::IpcLock) && !thread.credentials().in_group(0) {
+        return Err(Errno::EPERM);
+    }
+    let pages = Arc::new(HugePages::default());
+    if flags & SHM_NORESERVE == 0 {
+        pages.reserve(0..len / HUGE_PAGE)?;
+    }
+    Ok(pages)
 }
 
 /// shmat(2): returns the address.
@@ -170,14 +236,19 @@ pub fn shmat(id: u64, address_at: u64, flags: u32) -> Result<u64> {
     let thread = current();
     let attachment = Attachment {
         file,
+        huge: segment.content.huge(),
         noted: Some(segment.clone()),
-        len: segment.content.size.next_multiple_of(PAGE),
+        len: segment.content.size.next_multiple_of(segment.content.page_bytes()),
         prot,
         address,
         replace,
         space_bytes: thread.process.limit(Resource::AddressSpace),
     };
-    let at = crate::mm::attach::attach(&thread.process.mm()?, attachment)?;
+    // Before anybody may unmap it.
+    segment.content.huge_areas.fetch_add(1, Ordering::Relaxed);
+    let at = crate::mm::attach::attach(&thread.process.mm()?, attachment).inspect_err(|_| {
+        segment.content.huge_areas.fetch_sub(1, Ordering::Relaxed);
+    })?;
     segment.content.note_attached();
     Ok(at)
 }
@@ -190,7 +261,8 @@ pub fn shmdt(address: u64) -> Result<u64> {
     let all = all();
     let find = |file: &Arc<File>| {
         let found = all.iter().find(|(_, of)| Arc::ptr_eq(of, file));
-        found.map(|(segment, _)| segment.content.size.next_multiple_of(PAGE))
+        let len = |content: &Segment| content.size.next_multiple_of(content.page_bytes());
+        found.map(|(segment, _)| len(&segment.content))
     };
     let mm = current().process.mm()?;
     crate::mm::attach::detach(&mm, address, find)?;
@@ -199,7 +271,7 @@ pub fn shmdt(address: u64) -> Result<u64> {
 
 fn describe(segment: &Object<Segment>) -> ShmidDs {
     let trace = *segment.content.trace.lock();
-    let attached = segment.content.contents().map_or(0, |contents| contents.count_areas());
+    let attached = segment.content.areas();
     ShmidDs {
         perm: segment.perm(),
         segsz: segment.content.size,
@@ -277,8 +349,9 @@ pub fn shmctl(id: u64, command: u32, buffer: u64) -> Result<u64> {
 fn remove(segment: &Object<Segment>, file: &Arc<File>) {
     segment.mark(SHM_DEST, true);
     SEGMENTS.remove_key(segment);
-    let weak = Arc::downgrade(file);
-    let old = core::mem::replace(&mut *segment.content.hold.lock(), Hold::Removed(weak));
+    let huge = segment.content.huge().as_ref().map_or_else(Weak::new, Arc::downgrade);
+    let removed = Hold::Removed(Arc::downgrade(file), huge);
+    let old = core::mem::replace(&mut *segment.content.hold.lock(), removed);
     drop(old);
     hooks::shm_free_security((&segment.perm(),));
 }
@@ -304,11 +377,10 @@ fn lock(segment: &Object<Segment>, on: bool) -> Result<u64> {
 fn usage(buffer: u64) -> Result<u64> {
     let all = all();
     let pages = |segment: &Segment| segment.size.div_ceil(PAGE);
-    let resident = |segment: &Segment| segment.contents().map_or(0, |c| c.resident_pages() as u64);
     let usage = ShmUse {
         used_ids: all.len() as u32,
         total: all.iter().map(|(segment, _)| pages(&segment.content)).sum(),
-        resident: all.iter().map(|(segment, _)| resident(&segment.content)).sum(),
+        resident: all.iter().map(|(segment, _)| segment.content.resident_pages()).sum(),
         ..ShmUse::default()
     };
     UserPtr::new(buffer).write(&usage)?;
@@ -325,7 +397,7 @@ pub fn list(out: &mut Text) -> Result<()> {
     for (segment, _file) in all() {
         let ShmidDs { perm, segsz, atime, dtime, ctime, cpid, lpid, nattch, .. } =
             describe(&segment);
-        let pages = segment.content.contents().map_or(0, |c| c.resident_pages() as u64);
+        let pages = segment.content.resident_pages();
         let (key, id, resident) = (perm.key, segment.id, pages * PAGE);
         write!(out, "{key:>10} {id:>10}  {:>4o} {segsz:>21} {cpid:>5} {lpid:>5} ", perm.mode);
         write!(out, " {nattch:>5} {:>5} {:>5} {:>5} ", perm.uid, perm.gid, perm.cuid);
