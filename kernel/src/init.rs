@@ -68,7 +68,7 @@ pub fn start(
         sched::exit_current();
     };
     let task = Task::new_kernel(body).map_err(|_| Errno::ENOMEM)?;
-    if crate::process::allocate_pid(0)? != INIT_PID {
+    if crate::process::allocate_pid(0, None)? != INIT_PID {
         return Err(Errno::EEXIST);
     }
     let thread = Thread::new(INIT_PID, init.clone(), task, Own::of_kernel());
@@ -112,7 +112,7 @@ pub fn end_of(pid: u32) -> i32 {
 
 /// Starts the program as a child of the first process.
 fn spawn(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
-    let pid = crate::process::allocate_pid(first.image.credentials.uid)?;
+    let pid = crate::process::allocate_pid(first.image.credentials.uid, None)?;
     let spawned = spawn_as(pid, first, begins);
     if spawned.is_err() {
         crate::process::release_pid(pid);

@@ -11,7 +11,7 @@ tests!("processes":
     fork_copies_memory, fork_gives_pids, fork_shares_file_offset, fork_clears_pending_signals,
     vfork_suspends_parent, clone_vm_shares_memory, clone_files_shares_descriptors,
     clone_without_files_copies_descriptors, clone_fs_shares_cwd, clone_settid_words,
-    clone_refuses_odd_flags, clone_exit_signal, clone3_pidfd, clone3_sizes, clone_parent,
+    clone_refuses_odd_flags, clone_exit_signal, clone3_pidfd, clone3_chosen_id, clone3_sizes, clone_parent,
     wait_without_children, wait_nohang, wait_options_are_checked, wait_stop_and_continue,
     waitid_fields, waitid_nowait_leaves_zombie, wait_by_group, wait_any_collects_all,
     wait_gives_rusage, exit_status_is_eight_bits, exit_group_from_thread,
@@ -208,11 +208,53 @@ fn clone3_pidfd() {
     // SAFETY: written by the kernel.
     let fd = unsafe { (&raw const fd).read_volatile() };
     assert!(fd >= 3);
+    // Where its descriptor does not wait, "nobody has ended yet" is an error, if it is not asked for.
+    sc!(SYS_fcntl, fd, F_SETFL, O_NONBLOCK).is(0);
+    sc!(SYS_waitid, P_PIDFD, fd, 0, WEXITED, 0).fails(EAGAIN);
+    sc!(SYS_waitid, P_PIDFD, fd, 0, WEXITED | WNOHANG, 0).is(0);
+    sc!(SYS_fcntl, fd, F_SETFL, 0).is(0);
     sc!(SYS_pidfd_send_signal, fd, SIGTERM, 0, 0).is(0);
     let mut info = Siginfo::default();
     sc!(SYS_waitid, P_PIDFD, fd, &raw mut info, WEXITED, 0).is(0);
     assert_eq!((info.signo, info.code, info.pid), (SIGCHLD, CLD_KILLED, child as i32));
     assert_eq!(info.status, SIGTERM);
+}
+
+/// The caller chooses the child's id (clone(2), set_tid).
+fn clone3_chosen_id() {
+    let with = |ids: &[i32], size: usize| {
+        let mut args = [0u64; 11];
+        args[4] = SIGCHLD as u64;
+        args[8] = if ids.is_empty() { 0 } else { ids.as_ptr() as u64 };
+        args[9] = size as u64;
+        let child = sc!(SYS_clone3, args.as_ptr(), 88);
+        if child == Ok(0) {
+            let _ = sc!(SYS_exit_group, pid() % 100);
+        }
+        child
+    };
+    let free = fork(|| 0);
+    wait_code(free, 0);
+    with(&[], 1).fails(EINVAL);
+    with(&[free], 0).fails(EINVAL);
+    with(&[free; 33], 33).fails(EINVAL);
+    with(&[0], 1).fails(EINVAL);
+    with(&[-1], 1).fails(EINVAL);
+    with(&[4_194_304], 1).fails(EINVAL);
+    if sc!(SYS_geteuid) != Ok(0) {
+        return with(&[free], 1).fails(EPERM);
+    }
+    with(&[pid()], 1).fails(EEXIST);
+    for _ in 0..3 {
+        with(&[free], 1).is(free as usize);
+        with(&[free], 1).fails(EEXIST);
+        wait_code(free, free % 100);
+    }
+    in_child(|| {
+        sc!(SYS_setuid, 1234).is(0);
+        with(&[free], 1).fails(EPERM);
+        with(&[-1], 1).fails(EINVAL);
+    });
 }
 
 fn clone3_sizes() {

@@ -699,6 +699,18 @@ fn a_supervisor_gives_descriptors() {
             add(id, 0, far, 0, 1).fails(EINVAL);
             add(id, 0, -1, 0, 0).fails(EBADF);
             add(id.wrapping_add(9), 0, far, 0, 0).fails(ENOENT);
+            // The command says how large the structure is: as known, or with zeros behind it.
+            let mut bytes = [0u8; 4096];
+            bytes[..8].copy_from_slice(&id.to_ne_bytes());
+            bytes[12..16].copy_from_slice(&far.to_ne_bytes());
+            let sized = |size: u32, bytes: &[u8]| {
+                sc!(SYS_ioctl, fd, NOTIF_ADDFD & !0x3fff_0000 | size << 16, bytes.as_ptr())
+            };
+            sized(16, &bytes).fails(EINVAL);
+            sized(4096, &bytes).fails(EINVAL);
+            assert!(sized(32, &bytes).must() > 2);
+            bytes[31] = 1;
+            sized(32, &bytes).fails(E2BIG);
             assert!(add(id, 2, far, 0, O_CLOEXEC).must() > 2, "added, and that is the result");
             let id = next(fd).id;
             add(id, 1, far, 77, 0).is(77);

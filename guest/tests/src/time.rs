@@ -11,7 +11,7 @@ tests!("time":
     clocks_move_forward, vdso_agrees_with_syscall, clock_errors, resolutions, cpu_clocks,
     monotonic_across_cpus, nanosleep_is_not_early, clock_nanosleep_absolute, sleep_errors,
     posix_timer_signals, posix_timer_overrun_and_gettime, overruns_before_the_boot,
-    posix_timer_errors, itimer_real,
+    posix_timer_takes_its_signal_back, posix_timer_that_is_ignored, posix_timer_errors, itimer_real,
     itimer_virtual, gettimeofday_and_time, times_and_rusage, settime_needs_rights,
     adjtimex_answers,
 );
@@ -192,6 +192,72 @@ fn posix_timer_overrun_and_gettime() {
     let mut t = [0i64; 4];
     sc!(SYS_timer_gettime, id, t.as_mut_ptr()).is(0);
     assert_eq!((t[0], t[1]), (0, 1_000_000));
+}
+
+/// Linux before 6.13 delivers signals of a timer's earlier settings, and counts less.
+fn sends_stale_signals() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
+    !is_limen() && (numbers.next(), numbers.next()) < (Some(6), Some(13))
+}
+
+/// A signal that waits is taken back with the setting that it is of, or with the timer; another
+/// timer's, and other senders', stay.
+fn posix_timer_takes_its_signal_back() {
+    if sends_stale_signals() {
+        return;
+    }
+    for signal in [SIGUSR1, 40] {
+        sigmask(SIG_BLOCK, bit(signal));
+        let (mut info, of_signal) = (Siginfo::default(), bit(signal));
+        let mut take = || {
+            sc!(SYS_rt_sigtimedwait, &raw const of_signal, &raw mut info, [0u64; 2].as_ptr(), 8)
+                .map(|_| info.code)
+        };
+        let until_pending = || {
+            let mut set = 0u64;
+            while set & bit(signal) == 0 {
+                nap(1);
+                sc!(SYS_rt_sigpending, &raw mut set, 8).is(0);
+            }
+        };
+        let id = timer(CLOCK_MONOTONIC, signal, 1);
+        set(id, 1_000_000, 1_000_000);
+        until_pending();
+        set(id, 0, 999_000_000);
+        assert_eq!(take(), Err(EAGAIN), "{signal}: of an earlier setting");
+        set(id, 0, 1_000_000);
+        until_pending();
+        sc!(SYS_timer_delete, id).is(0);
+        assert_eq!(take(), Err(EAGAIN), "{signal}: of a timer that is gone");
+        let id = timer(CLOCK_MONOTONIC, signal, 1);
+        sc!(SYS_kill, pid(), signal).is(0);
+        set(id, 0, 1_000_000);
+        set(id, 0, 0);
+        sc!(SYS_timer_delete, id).is(0);
+        assert_eq!(take(), Ok(SI_USER), "{signal}: of kill(2)");
+        assert_eq!(take(), Err(EAGAIN));
+    }
+}
+
+/// Overruns are counted while the signal is ignored, and forgotten when it becomes so.
+fn posix_timer_that_is_ignored() {
+    if sends_stale_signals() {
+        return;
+    }
+    sigmask(SIG_BLOCK, bit(SIGUSR1));
+    let id = timer(CLOCK_MONOTONIC, SIGUSR1, 1);
+    set(id, 1_000_000, 1_000_000);
+    let begin = now(CLOCK_MONOTONIC);
+    nap(20);
+    on_signal(SIGUSR1, SIG_IGN, 0, 0);
+    nap(20);
+    let whole_ms = (now(CLOCK_MONOTONIC) - begin) / 1_000_000;
+    on_signal(SIGUSR1, fired as *const () as usize, SA_SIGINFO, 0);
+    nap(5);
+    let (mut info, of_signal) = (Siginfo::default(), bit(SIGUSR1));
+    sc!(SYS_rt_sigtimedwait, &raw const of_signal, &raw mut info, 0, 8).is(SIGUSR1 as usize);
+    assert!(i128::from(info.uid) + 2 >= whole_ms, "{} overruns in {whole_ms} ms", info.uid);
 }
 
 fn posix_timer_errors() {

@@ -67,7 +67,7 @@ impl Running {
         let end = CODE + defer::PROGRAM_BYTES as u64;
         mm.with(|inner| inner.insert(CODE, Vma::anonymous(end, prot))).map_err(said)?;
         mm.write_remote(CODE, program.code()).map_err(said)?;
-        let pid = process::allocate_pid(0).map_err(said)?;
+        let pid = process::allocate_pid(0, None).map_err(said)?;
         let space = mm.space();
         let root = Arc::new(Credentials::root());
         let new = Process::blank(pid, Some(mm), root);

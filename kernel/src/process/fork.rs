@@ -20,8 +20,8 @@ use super::rseq;
 use super::signal::{LAST, ProcessSignals};
 use super::upper::upper;
 use super::{
-    Own, Pid, Process, Program, Relations, Thread, allocate_pid, hooks, note_name, own, pidfd,
-    relations, seccomp, threads_of_user, work,
+    Own, PID_MAX, Pid, Process, Program, Relations, Thread, allocate_pid, hooks, note_name, own,
+    pidfd, relations, seccomp, threads_of_user, work,
 };
 use crate::base::accounts::Counted;
 use crate::base::sched::Sleep;
@@ -42,6 +42,8 @@ struct Request {
     parent_tid: u64,
     child_tid: u64,
     pidfd: u64,
+    /// The child's id, if the caller chooses it.
+    set_tid: Option<Pid>,
 }
 
 /// `struct clone_args`.
@@ -60,6 +62,9 @@ struct CloneArgs {
     set_tid_size: u64,
     cgroup: u64,
 }
+
+/// Most name spaces of processes in each other (clone(2)).
+const MAX_PID_NS_LEVEL: u64 = 32;
 
 const VM: u64 = raw::CLONE_VM as u64;
 const FS: u64 = raw::CLONE_FS as u64;
@@ -144,6 +149,7 @@ pub fn clone(
         child_tid,
         tls,
         pidfd: parent_tid,
+        set_tid: None,
     };
     clone_with(regs, &request)
 }
@@ -154,10 +160,7 @@ pub fn clone3(regs: &mut PtRegs, address: u64, size: u64) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let given: CloneArgs = crate::base::user::read_extensible(address, size)?;
-    if given.set_tid != 0 || given.set_tid_size != 0 {
-        // Choosing ids needs checkpoint rights, which nobody has here.
-        return Err(if given.set_tid_size > 32 { Errno::EINVAL } else { Errno::EPERM });
-    }
+    let set_tid = chosen_tid(&given)?;
     let cgroup = given.flags & raw::CLONE_INTO_CGROUP != 0;
     if given.exit_signal > u64::from(LAST)
         || given.flags & (u64::from(raw::CSIGNAL) & !NEW_NAMESPACES | DETACHED) != 0
@@ -180,8 +183,24 @@ pub fn clone3(regs: &mut PtRegs, address: u64, size: u64) -> Result<u64> {
             parent_tid: given.parent_tid,
             child_tid: given.child_tid,
             pidfd: given.pidfd,
+            set_tid,
         },
     )
+}
+
+/// The id that the caller chooses for the child, by its name spaces of processes: there is one.
+fn chosen_tid(given: &CloneArgs) -> Result<Option<Pid>> {
+    if given.set_tid_size > MAX_PID_NS_LEVEL || (given.set_tid == 0) != (given.set_tid_size == 0) {
+        return Err(Errno::EINVAL);
+    }
+    if given.set_tid == 0 {
+        return Ok(None);
+    }
+    let tid = UserPtr::<i32>::new(given.set_tid).read()?;
+    if given.set_tid_size > 1 || !(1..PID_MAX as i32).contains(&tid) {
+        return Err(Errno::EINVAL);
+    }
+    Ok(Some(tid as Pid))
 }
 
 /// Combinations that clone(2) rejects.
@@ -213,7 +232,7 @@ fn clone_with(regs: &mut PtRegs, request: &Request) -> Result<u64> {
     hooks::task_alloc((&current(), request.flags))?;
     let event = event_of(request);
     check_processes()?;
-    let tid = allocate_pid(current().credentials().uid)?;
+    let tid = allocate_pid(current().credentials().uid, chosen(request)?)?;
     let result = create(regs, request, tid);
     if result.is_err() {
         super::release_pid(tid);
@@ -234,6 +253,16 @@ fn clone_with(regs: &mut PtRegs, request: &Request) -> Result<u64> {
         ptrace::stop::event(regs, Event::VFORK_DONE, u64::from(tid));
     }
     Ok(u64::from(tid))
+}
+
+/// The chosen id, if the caller may choose: EPERM.
+fn chosen(request: &Request) -> Result<Option<Pid>> {
+    let may = [Capability::CheckpointRestore, Capability::SysAdmin];
+    let thread = current();
+    if request.set_tid.is_some() && !may.into_iter().any(|one| thread.subject().capable(one)) {
+        return Err(Errno::EPERM);
+    }
+    Ok(request.set_tid)
 }
 
 /// The event that the caller's tracer wants to be told of, if it does.

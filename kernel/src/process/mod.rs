@@ -399,16 +399,21 @@ pub const PID_MAX: Pid = 4_194_304;
 /// Signals and waits look here all the time; who comes and goes writes.
 static TABLE: ReadMostly<Table> = ReadMostly::new(Table::new());
 
-/// Reserves a fresh id for a thread, which is charged to a user until the id is given back; EAGAIN
-/// when there are too many.
-pub fn allocate_pid(uid: u32) -> Result<Pid> {
+/// Reserves a fresh id for a thread, or the `chosen` one, which is charged to a user until the id is
+/// given back; EAGAIN when there are too many, EEXIST if somebody has the chosen one.
+pub fn allocate_pid(uid: u32, chosen: Option<Pid>) -> Result<Pid> {
     crate::base::reserve::check_reserve()?;
     let (pid, threads) = {
         let mut table = TABLE.lock();
         if table.threads() >= THREADS_MAX {
             return Err(Errno::EAGAIN);
         }
-        (table.keep_next(uid), table.threads())
+        let pid = match chosen {
+            None => table.keep_next(uid),
+            Some(pid) if table.keep(pid, uid) => pid,
+            Some(_) => return Err(Errno::EEXIST),
+        };
+        (pid, table.threads())
     };
     if let Err(error) = crate::base::sched::reserve(threads) {
         release_pid(pid);

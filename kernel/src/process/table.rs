@@ -72,13 +72,21 @@ impl Table {
         loop {
             let pid = self.next;
             self.next = if pid >= super::PID_MAX { 300 } else { pid + 1 };
-            if self.ids.get(pid).is_none() {
-                self.set_thread(pid, Weak::new());
-                self.entry(pid).uid = uid;
-                self.count(uid);
+            if self.keep(pid, uid) {
                 return pid;
             }
         }
+    }
+
+    /// Keeps an id, charged to a user. False if it is not free.
+    pub(super) fn keep(&mut self, pid: Pid, uid: u32) -> bool {
+        let is_free = self.ids.get(pid).is_none();
+        if is_free {
+            self.set_thread(pid, Weak::new());
+            self.entry(pid).uid = uid;
+            self.count(uid);
+        }
+        is_free
     }
 
     fn entry(&mut self, pid: Pid) -> &mut IdEntry {

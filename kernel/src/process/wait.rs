@@ -262,6 +262,7 @@ fn wait_for_id(kind: u32, id: i32, mut options: u32, usage: u64) -> Result<Optio
     if options & !(events | others) != 0 || options & events == 0 {
         return Err(Errno::EINVAL);
     }
+    let mut is_nonblocking = false;
     let which = match kind {
         raw::P_ALL => Which::Any,
         raw::P_PID if id > 0 => Which::Pid(id as Pid),
@@ -269,14 +270,16 @@ fn wait_for_id(kind: u32, id: i32, mut options: u32, usage: u64) -> Result<Optio
         raw::P_PGID if id > 0 => Which::Group(id as Pid),
         raw::P_PIDFD if id >= 0 => {
             let file = current().files().get(id as u32)?;
-            if file.is_nonblocking() {
-                options |= raw::WNOHANG;
-            }
+            is_nonblocking = file.is_nonblocking() && options & raw::WNOHANG == 0;
+            options |= if is_nonblocking { raw::WNOHANG } else { 0 };
             Which::Pid(super::pidfd::id_of(&file)?)
         }
         _ => return Err(Errno::EINVAL),
     };
     let event = wait(which, options)?;
+    if event.is_none() && is_nonblocking {
+        return Err(Errno::EAGAIN);
+    }
     if let Some(event) = &event
         && usage != 0
     {

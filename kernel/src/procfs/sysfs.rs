@@ -75,6 +75,16 @@ static LOOPBACK: &[(&str, Static)] = &[
 ];
 
 static SYSTEM: &[(&str, Static)] = &[
+    (
+        "clocksource",
+        Static::Directory(&[(
+            "clocksource0",
+            Static::Directory(&[
+                ("available_clocksource", Static::File(|out| line(out, "tsc "))),
+                ("current_clocksource", Static::File(|out| line(out, "tsc"))),
+            ]),
+        )]),
+    ),
     ("cpu", Static::Dynamic(|| Box::new(Cpus))),
     (
         "node",

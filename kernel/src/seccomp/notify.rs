@@ -16,6 +16,7 @@ use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, general as raw};
+use machine::frame::PAGE_SIZE;
 use machine::sync::SpinLock;
 use seccomp::Data;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -23,7 +24,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::base::poll::{PollTable, events};
 use crate::base::sched::Sleep;
 use crate::base::sync::{WaitError, WaitQueue};
-use crate::base::user::UserPtr;
+use crate::base::user::{UserPtr, read_extensible};
 use crate::process::Thread;
 use crate::process::current;
 use crate::process::seccomp::{Answer, Supervisor};
@@ -70,7 +71,9 @@ mod command {
     pub(super) const ID_VALID: u32 = 0x4008_2102;
     /// The same with the direction that it first had.
     pub(super) const ID_VALID_OLD: u32 = 0x8008_2102;
-    pub(super) const ADD_FD: u32 = 0x4018_2103;
+    /// Without the size of what it takes, which may grow.
+    pub(super) const ADD_FD: u32 = 0x4000_2103;
+    pub(super) const SIZE_MASK: u32 = 0x3fff_0000;
     pub(super) const SET_FLAGS: u32 = 0x4008_2104;
 }
 
@@ -293,8 +296,11 @@ impl ListenerFile {
     }
 
     /// Gives the thread that asks a copy of one of the supervisor's descriptors.
-    fn add_fd(&self, argument: u64) -> Result<u64> {
-        let wanted = UserPtr::<AddFd>::new(argument).read()?;
+    fn add_fd(&self, argument: u64, size: u32) -> Result<u64> {
+        if !(size_of::<AddFd>() as u32..PAGE_SIZE as u32).contains(&size) {
+            return Err(Errno::EINVAL);
+        }
+        let wanted: AddFd = read_extensible(argument, size.into())?;
         if wanted.flags & !(ADD_AT | ADD_AND_SEND) != 0
             || wanted.open_flags & !raw::O_CLOEXEC != 0
             || wanted.wanted != 0 && wanted.flags & ADD_AT == 0
@@ -348,7 +354,9 @@ impl FileOps for ListenerFile {
             command::RECEIVE => self.receive(argument),
             command::SEND => self.send(argument),
             command::ID_VALID | command::ID_VALID_OLD => self.id_valid(argument),
-            command::ADD_FD => self.add_fd(argument),
+            add if add & !command::SIZE_MASK == command::ADD_FD => {
+                self.add_fd(argument, (add & command::SIZE_MASK) >> 16)
+            }
             // SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP is advice for the scheduler, which is not taken.
             command::SET_FLAGS if argument & !1 == 0 => Ok(0),
             _ => Err(Errno::EINVAL),

@@ -177,6 +177,30 @@ impl Pending {
         }
     }
 
+    /// Those of `set` that timers sent.
+    pub fn of_timers(&self, set: SignalSet) -> impl Iterator<Item = SigInfo> {
+        let all = self.queue.iter().map(|(_, info)| info).chain(self.real_time.values());
+        all.filter(move |info| info.code == raw::SI_TIMER && set & bit(info.number()) != 0).copied()
+    }
+
+    /// Forgets the signals that are `gone`.
+    pub fn remove_if(&mut self, gone: impl Fn(&SigInfo) -> bool) {
+        let mut numbers = 0;
+        let mut stays = |info: &SigInfo| {
+            let is_gone = gone(info);
+            numbers |= if is_gone { bit(info.number()) } else { 0 };
+            !is_gone
+        };
+        self.queue.retain(|(_, info)| stays(info));
+        self.real_time.retain(|_, info| stays(info));
+        for number in (1..=LAST).filter(|&number| numbers & bit(number) != 0) {
+            let mut others = self.real_time.range((number, 0)..=(number, u64::MAX));
+            if others.next().is_none() {
+                self.set &= !bit(number);
+            }
+        }
+    }
+
     /// Forgets all.
     pub fn clear(&mut self) {
         *self = Pending::default();

@@ -1,6 +1,7 @@
 //! Sending: making a signal pending, and making a thread look.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
 
@@ -8,13 +9,13 @@ use super::{Pending, ProcessSignals, SigInfo, SignalSet, bit, pending, stop};
 use crate::base::poll::events;
 use crate::base::sched;
 use crate::process::current;
-use crate::process::{Pid, Process, Thread, group_members, has_current, work};
+use crate::process::{Pid, Process, Thread, group_members, has_current, timers, work};
 use crate::security::Resource;
 
 /// Sends a signal to a process: some thread that does not block it will take it. EAGAIN if the
 /// queue of real-time signals is full. Callable from interrupts.
 pub fn send_to_process(process: &Arc<Process>, info: SigInfo) -> Result<()> {
-    send(process, (None, None), info, false)
+    send(process, (None, None), info, None).map(|_| ())
 }
 
 /// The same; `thread` of it takes the signal if it does not block it (kill(2) by a thread's id).
@@ -23,18 +24,33 @@ pub fn send_to_process_by(
     thread: Option<&Arc<Thread>>,
     info: SigInfo,
 ) -> Result<()> {
-    send(process, (None, thread), info, false)
+    send(process, (None, thread), info, None).map(|_| ())
 }
 
 /// Sends a signal to one thread.
 pub fn send_to_thread(thread: &Arc<Thread>, info: SigInfo) -> Result<()> {
-    send(&thread.process, (Some(thread), None), info, false)
+    send(&thread.process, (Some(thread), None), info, None).map(|_| ())
 }
 
-/// Sends the signal of a timer's expiry. Callable from interrupts.
-pub fn send_timer(process: &Arc<Process>, target: Option<&Arc<Thread>>, info: SigInfo) {
+/// Sends the signal of a timer's expiry, if `is_current` says so where nobody can take it back
+/// ([`recall`]). False if it is ignored. Callable from interrupts.
+pub fn send_timer(
+    process: &Arc<Process>,
+    target: Option<&Arc<Thread>>,
+    info: SigInfo,
+    is_current: &dyn Fn() -> bool,
+) -> bool {
     // Timers are never refused.
-    let _ = send(process, (target, None), info, true);
+    send(process, (target, None), info, Some(is_current)).unwrap_or(true)
+}
+
+/// Takes back signals that are pending anywhere in the process.
+pub fn recall(process: &Process, is_gone: impl Fn(&SigInfo) -> bool) {
+    let threads = process.threads.lock();
+    process.signals.lock().pending.remove_if(&is_gone);
+    for thread in threads.iter() {
+        thread.signals.lock().pending.remove_if(&is_gone);
+    }
 }
 
 /// Sends a signal of the kernel to the running thread, synchronously (SIGPIPE).
@@ -60,28 +76,30 @@ pub fn send_to_group(group: Pid, info: SigInfo) -> Result<()> {
     Ok(())
 }
 
+/// False if it is ignored.
 fn send(
     process: &Arc<Process>,
     (target, preferred): (Option<&Arc<Thread>>, Option<&Arc<Thread>>),
     info: SigInfo,
-    by_timer: bool,
-) -> Result<()> {
+    of_timer: Option<&dyn Fn() -> bool>,
+) -> Result<bool> {
     let number = info.number();
     let limit = process.limit(Resource::PendingSignals);
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let threads = process.threads.lock();
     let mut shared = process.signals.lock();
-    if shared.group_exit.is_some() {
-        return Ok(());
+    if shared.group_exit.is_some() || of_timer.is_some_and(|is_current| !is_current()) {
+        return Ok(true);
     }
     let resumed = prepare(process, &threads, &mut shared, number);
     if number == raw::SIGKILL {
         start_exit(process, &threads, &mut shared, raw::SIGKILL as i32, None);
-        return Ok(());
+        return Ok(true);
     }
-    if !is_ignored(process, &threads, target, number) {
+    let is_kept = !is_ignored(process, &threads, target, number);
+    if is_kept {
         let add = |pending: &mut Pending| {
-            if by_timer {
+            if of_timer.is_some() {
                 pending.add_timer(info);
                 return Ok(());
             }
@@ -107,7 +125,7 @@ fn send(
     if resumed {
         stop::report_continued(process);
     }
-    Ok(())
+    Ok(is_kept)
 }
 
 /// Makes a thread look for signals: ends its interruptible sleep, or interrupts its CPU.
@@ -257,9 +275,17 @@ pub fn force_segv(while_entering: u32) {
 
 /// Forgets signals of `gone` that are pending anywhere in the process: they are ignored now.
 pub fn flush(process: &Process, gone: SignalSet) {
-    let threads = process.threads.lock();
-    process.signals.lock().pending.remove(gone);
-    for thread in threads.iter() {
-        thread.signals.lock().pending.remove(gone);
+    let mut of_timers = Vec::new();
+    {
+        let threads = process.threads.lock();
+        let mut forget = |pending: &mut Pending| {
+            of_timers.extend(pending.of_timers(gone));
+            pending.remove(gone);
+        };
+        forget(&mut process.signals.lock().pending);
+        for thread in threads.iter() {
+            forget(&mut thread.signals.lock().pending);
+        }
     }
+    timers::note_forgotten(process, &of_timers);
 }

@@ -30,6 +30,8 @@ pub(super) struct AlarmTimer {
     pub(super) state: SpinLock<TimerState>,
     /// Overruns of the signal that was delivered last (timer_getoverrun(2)).
     pub(super) overruns: AtomicU32,
+    /// How often it was set: no signal of an earlier setting is sent.
+    pub(super) settings: AtomicU32,
 }
 
 #[derive(Default)]
@@ -42,6 +44,10 @@ pub(super) struct TimerState {
     /// 0: it expires once.
     pub(super) interval_ns: u64,
     pub(super) armed: Option<Timer>,
+    /// Expiries whose signal was ignored, or forgotten with others: overruns of the next one.
+    pub(super) untold: u64,
+    /// Since it was set: a signal may wait.
+    pub(super) has_expired: bool,
 }
 
 /// Value and interval of a timer, nanoseconds; value 0: disarmed.

@@ -41,7 +41,7 @@ fn set(process: &Arc<Process>, which: usize, setting: Setting) -> Setting {
         timers.interval[which].get_or_insert_with(make).clone()
     };
     let old = timer.get();
-    timer.set(setting, false);
+    timer.set(setting, false, process);
     if timer.is_on_cpu_clock() {
         update_watch(process);
     }

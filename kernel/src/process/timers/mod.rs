@@ -5,7 +5,8 @@
 //! looked at by the tick of the threads that run on that clock's time.
 //!
 //! A timer that expires again before its signal was taken sends no second one; it counts an overrun
-//! in the first.
+//! in the first. While the signal is ignored overruns count for the one after that. A timer that is
+//! set anew or deleted takes its signal back.
 //!
 //! Locks: a process's `timers`, a timer's `state`; signals are sent with neither held.
 //! Neighbours: `interval` and `posix` have the system calls.
@@ -18,7 +19,7 @@ use abi::general as raw;
 use machine::sync::SpinLock;
 
 use super::signal::{SigInfo, send};
-use super::{Process, current};
+use super::{Process, Thread, current};
 use crate::base::sync::Wake;
 use crate::base::time::{Deadline, NS_PER_SEC, TimeSpec, now_ns, wake_at};
 use crate::process::clock::Clock;
@@ -50,6 +51,7 @@ impl AlarmTimer {
             identity,
             state: SpinLock::default(),
             overruns: AtomicU32::new(0),
+            settings: AtomicU32::new(0),
         })
     }
 
@@ -71,7 +73,7 @@ impl AlarmTimer {
     }
 
     /// Arms or disarms it. `absolute`: the value is a time of its clock.
-    fn set(&self, setting: Setting, absolute: bool) {
+    fn set(&self, setting: Setting, absolute: bool, process: &Process) {
         let mut early_ns = 0;
         let next_ns = if setting.value_ns == 0 {
             None
@@ -82,6 +84,7 @@ impl AlarmTimer {
         } else {
             Some(self.now_ns().saturating_add(setting.value_ns))
         };
+        self.disarm(process);
         let mut state = self.state.lock();
         if let Some(timer) = state.armed.take() {
             timer.cancel();
@@ -92,6 +95,24 @@ impl AlarmTimer {
         self.arm(&mut state);
     }
 
+    /// Expires no more, and no signal of what it was set to is sent from now on. One that waits is
+    /// taken back: before the timer is set anew, for that may be due at once. No lock is held.
+    fn disarm(&self, process: &Process) {
+        let old = {
+            let mut state = self.state.lock();
+            self.settings.fetch_add(1, Ordering::SeqCst);
+            core::mem::take(&mut *state)
+        };
+        if let Some(timer) = old.armed {
+            timer.cancel();
+        }
+        if let Some((id, _)) = self.identity
+            && old.has_expired
+        {
+            send::recall(process, |info| info.code == raw::SI_TIMER && info.timer_fields().0 == id);
+        }
+    }
+
     fn arm(&self, state: &mut TimerState) {
         let (Some(next_ns), Some(own)) = (state.next_ns, self.own.upgrade()) else { return };
         if !self.is_on_cpu_clock() {
@@ -99,27 +120,30 @@ impl AlarmTimer {
         }
     }
 
-    /// Takes an expiry if one is due: how many intervals have passed beyond the first.
-    fn expire(&self) -> Option<u64> {
+    /// Takes an expiry if one is due.
+    fn expire(&self) -> Option<Expiry> {
         let now_ns = self.now_ns();
         let mut state = self.state.lock();
         let next_ns = state.next_ns.filter(|&next_ns| next_ns <= now_ns)?;
         state.armed = None;
+        state.has_expired = true;
+        let setting = self.settings.load(Ordering::SeqCst);
         let late_ns = (now_ns - next_ns).saturating_add(core::mem::take(&mut state.early_ns));
         let Some(missed) = late_ns.checked_div(state.interval_ns) else {
             // It expires once.
             state.next_ns = None;
-            return Some(0);
+            return Some(Expiry { missed: 0, setting });
         };
         let on_time = now_ns + (state.interval_ns - late_ns % state.interval_ns);
         state.next_ns = Some(on_time.max(now_ns + MIN_PERIOD_NS.min(state.interval_ns * 4)));
         self.arm(&mut state);
-        Some(missed)
+        let missed = missed.saturating_add(core::mem::take(&mut state.untold));
+        Some(Expiry { missed, setting })
     }
 
     /// Sends the signal of an expiry. No lock is held.
-    fn fire(&self, missed: u64) {
-        let missed = missed.min(i32::MAX as u64) as u32;
+    fn fire(&self, expiry: Expiry) {
+        let missed = expiry.missed.min(i32::MAX as u64) as u32;
         let info = match self.identity {
             None => SigInfo::kernel(self.signal),
             Some((id, value)) => SigInfo::timer(self.signal, id, missed, value),
@@ -128,23 +152,54 @@ impl AlarmTimer {
             Notify::Nobody => {}
             Notify::Process(process) => {
                 if let Some(process) = process.upgrade() {
-                    send::send_timer(&process, None, info);
+                    self.send(&process, None, info, expiry);
                 }
             }
             Notify::Thread(thread) => {
                 if let Some(thread) = thread.upgrade() {
-                    send::send_timer(&thread.process, Some(&thread), info);
+                    self.send(&thread.process, Some(&thread), info, expiry);
                 }
             }
         }
     }
+
+    fn send(
+        &self,
+        process: &Arc<Process>,
+        thread: Option<&Arc<Thread>>,
+        info: SigInfo,
+        expiry: Expiry,
+    ) {
+        let is_current = || self.settings.load(Ordering::SeqCst) == expiry.setting;
+        if !send::send_timer(process, thread, info, &is_current) && self.identity.is_some() {
+            self.note_untold(expiry.setting, expiry.missed);
+        }
+    }
+
+    /// Expiries of a setting, one and `more`, were told to nobody. Of one that expires once they
+    /// never are.
+    fn note_untold(&self, setting: u32, more: u64) {
+        let mut state = self.state.lock();
+        if self.settings.load(Ordering::SeqCst) == setting && state.interval_ns > 0 {
+            state.untold = state.untold.saturating_add(more).saturating_add(1);
+        }
+    }
+}
+
+/// A timer has expired.
+#[derive(Clone, Copy)]
+struct Expiry {
+    /// Intervals that have passed beyond the first.
+    missed: u64,
+    /// The setting it was of.
+    setting: u32,
 }
 
 impl Wake for AlarmTimer {
     /// The kernel's timer has come to its deadline.
     fn wake(&self, _events: u32) -> bool {
-        if let Some(missed) = self.expire() {
-            self.fire(missed);
+        if let Some(expiry) = self.expire() {
+            self.fire(expiry);
         }
         true
     }
@@ -155,7 +210,7 @@ pub fn release(process: &Arc<Process>) {
     let timers = core::mem::take(&mut *process.timers.lock());
     process.settings.measures_cpu_time.store(false, Ordering::Relaxed);
     for timer in timers.interval.iter().flatten().chain(timers.posix.values()) {
-        timer.set(Setting::default(), false);
+        timer.disarm(process);
     }
 }
 
@@ -163,7 +218,7 @@ pub fn release(process: &Arc<Process>) {
 pub fn on_exec(process: &Arc<Process>) {
     let posix = core::mem::take(&mut process.timers.lock().posix);
     for timer in posix.values() {
-        timer.set(Setting::default(), false);
+        timer.disarm(process);
     }
 }
 
@@ -172,6 +227,17 @@ pub fn note_delivery(process: &Process, info: &SigInfo) {
     let (id, overruns) = info.timer_fields();
     if let Some(timer) = process.timers.lock().posix.get(id) {
         timer.overruns.store(overruns, Ordering::Relaxed);
+    }
+}
+
+/// Signals were forgotten because they are ignored now: those of timers count as overruns.
+pub fn note_forgotten(process: &Process, forgotten: &[SigInfo]) {
+    for info in forgotten.iter().filter(|info| info.code == raw::SI_TIMER) {
+        let (id, overruns) = info.timer_fields();
+        let timer = process.timers.lock().posix.get(id).cloned();
+        if let Some(timer) = timer {
+            timer.note_untold(timer.settings.load(Ordering::SeqCst), overruns.into());
+        }
     }
 }
 
@@ -198,15 +264,15 @@ pub fn cpu_limit_changed(process: &Process) {
 #[cold]
 pub fn cpu_tick() {
     let process = &current().process;
-    let due: Vec<(Arc<AlarmTimer>, u64)> = {
+    let due: Vec<(Arc<AlarmTimer>, Expiry)> = {
         let timers = process.timers.lock();
         let all = timers.interval.iter().flatten().chain(timers.posix.values());
         all.filter(|timer| timer.is_on_cpu_clock())
             .filter_map(|timer| Some((timer.clone(), timer.expire()?)))
             .collect()
     };
-    for (timer, missed) in due {
-        timer.fire(missed);
+    for (timer, expiry) in due {
+        timer.fire(expiry);
     }
     check_cpu_limit(process);
 }

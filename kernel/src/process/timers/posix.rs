@@ -115,7 +115,7 @@ pub fn timer_settime(id: u64, flags: u32, value_at: u64, old_at: u64) -> Result<
     let setting = Setting { value_ns: value.to_ns()?, interval_ns: interval.to_ns()? };
     let timer = find(id)?;
     let old = timer.get();
-    timer.set(setting, flags & raw::TIMER_ABSTIME != 0);
+    timer.set(setting, flags & raw::TIMER_ABSTIME != 0, &current().process);
     if timer.is_on_cpu_clock() {
         update_watch(&current().process);
     }
@@ -140,7 +140,7 @@ pub fn timer_delete(id: u32) -> Result<u64> {
     let process = &current().process;
     let removed = process.timers.lock().posix.remove(id);
     let timer = removed.ok_or(Errno::EINVAL)?;
-    timer.set(Setting::default(), false);
+    timer.disarm(process);
     if timer.is_on_cpu_clock() {
         update_watch(process);
     }
