@@ -11,8 +11,8 @@ tests!("processes":
     fork_copies_memory, fork_gives_pids, fork_shares_file_offset, fork_clears_pending_signals,
     vfork_suspends_parent, clone_vm_shares_memory, clone_files_shares_descriptors,
     clone_without_files_copies_descriptors, clone_fs_shares_cwd, clone_settid_words,
-    clone_refuses_odd_flags, clone_exit_signal, clone3_pidfd, clone3_chosen_id, clone3_sizes, clone_parent,
-    wait_without_children, wait_nohang, wait_options_are_checked, wait_stop_and_continue,
+    clone_refuses_odd_flags, clone_exit_signal, clone3_pidfd, clone3_chosen_id, clone3_sizes,
+    clone_parent, wait_without_children, wait_nohang, wait_options_are_checked, wait_stop_and_continue,
     waitid_fields, waitid_nowait_leaves_zombie, wait_by_group, wait_any_collects_all,
     wait_gives_rusage, exit_status_is_eight_bits, exit_group_from_thread,
     leader_exits_before_thread, killed_child_status, zombie_until_reaped, ignored_sigchld_reaps,
@@ -208,7 +208,7 @@ fn clone3_pidfd() {
     // SAFETY: written by the kernel.
     let fd = unsafe { (&raw const fd).read_volatile() };
     assert!(fd >= 3);
-    // Where its descriptor does not wait, "nobody has ended yet" is an error, if it is not asked for.
+    // Where the descriptor does not wait, "nobody has ended yet" is an error, but for who asks.
     sc!(SYS_fcntl, fd, F_SETFL, O_NONBLOCK).is(0);
     sc!(SYS_waitid, P_PIDFD, fd, 0, WEXITED, 0).fails(EAGAIN);
     sc!(SYS_waitid, P_PIDFD, fd, 0, WEXITED | WNOHANG, 0).is(0);

@@ -201,8 +201,8 @@ pub fn is_limen() -> bool {
     std::path::Path::new("/proc/limen/exits").exists()
 }
 
-/// Whether the machine is this program's own, so that it may change what all processes share: Limen,
-/// or a kernel whose first process it is.
+/// Whether the machine is this program's own, so that it may change what all processes share:
+/// Limen, or a kernel whose first process it is.
 pub fn has_the_machine() -> bool {
     let exe = |pid: &str| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
     is_limen() || exe("1").is_some_and(|first| Some(first) == exe("self"))

@@ -399,8 +399,8 @@ pub const PID_MAX: Pid = 4_194_304;
 /// Signals and waits look here all the time; who comes and goes writes.
 static TABLE: ReadMostly<Table> = ReadMostly::new(Table::new());
 
-/// Reserves a fresh id for a thread, or the `chosen` one, which is charged to a user until the id is
-/// given back; EAGAIN when there are too many, EEXIST if somebody has the chosen one.
+/// Reserves a fresh id for a thread, or the `chosen` one, which is charged to a user until the id
+/// is given back; EAGAIN when there are too many, EEXIST if somebody has the chosen one.
 pub fn allocate_pid(uid: u32, chosen: Option<Pid>) -> Result<Pid> {
     crate::base::reserve::check_reserve()?;
     let (pid, threads) = {

@@ -11,8 +11,8 @@
 //! page after another has written to the new one. It waits for nobody that waits for a claim.
 //!
 //! Who has translations of their own (`notifiers`) is told with exclusive access: nothing is taken
-//! or copied here in a space that has any. What meets a large page, a claimed entry, or one that has
-//! changed, is done again with exclusive access, which begins when all who share have ended.
+//! or copied here in a space that has any. What meets a large page, a claimed entry, or one that
+//! has changed, is done again with exclusive access, which begins when all who share have ended.
 //!
 //! `mechanisms/context_tracking/tests/shared_faults.rs` goes through all interleavings of a small
 //! world, and of wrong ones.
