@@ -125,13 +125,10 @@ impl MmInner {
         self.table.map_pooled(base, memory.share(), prot).map_err(|_| Errno::ENOMEM)
     }
 
-    /// Takes the pages of `[start, end)`, which lies in an area of huge pages, from the program: of
-    /// those that it cuts at its end, nothing (madvise(2), MADV_DONTNEED). EINVAL if it cuts one at
-    /// its start.
+    /// Takes the pages of `[start, end)`, which lies in an area of huge pages and cuts none at its
+    /// start, from the program: of those that it cuts at its end, nothing (madvise(2),
+    /// MADV_DONTNEED).
     pub fn drop_huge(&mut self, start: u64, end: u64) -> Result<()> {
-        if !start.is_multiple_of(HUGE_PAGE) {
-            return Err(Errno::EINVAL);
-        }
         let end = end & !(HUGE_PAGE - 1);
         self.zap(start, end, start..end);
         let (area_start, vma) = self.find(start).ok_or(Errno::ENOMEM)?;

@@ -293,7 +293,7 @@ enum Place {
 
 impl MmInner {
     fn place(&mut self, hint: u64, len: u64, flags: u32, vma: &Vma) -> Result<Place> {
-        let is_huge = flags & raw::MAP_HUGETLB != 0 || vma.is_hugetlb();
+        let is_huge = vma.is_hugetlb();
         if flags & (raw::MAP_FIXED | raw::MAP_FIXED_NOREPLACE) != 0 {
             let (start, end) = page_range(hint, len, Errno::ENOMEM)?;
             hooks::mmap_addr((start,))?;
@@ -322,8 +322,7 @@ impl MmInner {
         if flags & raw::MAP_32BIT == 0 {
             return self.find_free(hint, len).map(Place::Free);
         }
-        let fits =
-            hint != 0 && !is_huge && hint.checked_add(len).is_some_and(|end| end <= MAP_32BIT.end);
+        let fits = hint != 0 && hint.checked_add(len).is_some_and(|end| end <= MAP_32BIT.end);
         if fits && self.is_free_for_hint(hint, hint + len) {
             return Ok(Place::Free(hint));
         }

@@ -46,10 +46,15 @@ pub fn send_timer(
 
 /// Takes back signals that are pending anywhere in the process.
 pub fn recall(process: &Process, is_gone: impl Fn(&SigInfo) -> bool) {
+    each_pending(process, |pending| pending.remove_if(&is_gone));
+}
+
+/// Acts on what is pending for the process, and for each of its threads.
+fn each_pending(process: &Process, mut act: impl FnMut(&mut Pending)) {
     let threads = process.threads.lock();
-    process.signals.lock().pending.remove_if(&is_gone);
+    act(&mut process.signals.lock().pending);
     for thread in threads.iter() {
-        thread.signals.lock().pending.remove_if(&is_gone);
+        act(&mut thread.signals.lock().pending);
     }
 }
 
@@ -276,16 +281,15 @@ pub fn force_segv(while_entering: u32) {
 /// Forgets signals of `gone` that are pending anywhere in the process: they are ignored now.
 pub fn flush(process: &Process, gone: SignalSet) {
     let mut of_timers = Vec::new();
-    {
-        let threads = process.threads.lock();
-        let mut forget = |pending: &mut Pending| {
-            of_timers.extend(pending.of_timers(gone));
-            pending.remove(gone);
-        };
-        forget(&mut process.signals.lock().pending);
-        for thread in threads.iter() {
-            forget(&mut thread.signals.lock().pending);
+    each_pending(process, |pending| {
+        for info in pending.of_timers(gone) {
+            // Without memory its overruns are not counted.
+            if of_timers.try_reserve(1).is_ok() {
+                of_timers.push(info);
+            }
         }
-    }
+        pending.remove(gone);
+    });
+    // Not above: the timers of CPU clocks ask all threads for their times.
     timers::note_forgotten(process, &of_timers);
 }
