@@ -22,6 +22,7 @@ pub mod exec;
 pub mod fs;
 pub mod init;
 pub mod ipc;
+pub mod khugepaged;
 #[cfg(feature = "ktest")]
 mod ktest;
 pub mod kvm;

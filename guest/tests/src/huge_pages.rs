@@ -19,8 +19,8 @@ const RW: i32 = PROT_READ | PROT_WRITE;
 const PA: i32 = MAP_PRIVATE | MAP_ANONYMOUS;
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
-const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
-const MADV_COLLAPSE: i32 = 25;
+pub const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+pub const MADV_COLLAPSE: i32 = 25;
 
 fn word(at: usize) -> &'static std::sync::atomic::AtomicU64 {
     // SAFETY: tests pass addresses of their own mappings, which outlive their use of the word.
@@ -159,7 +159,7 @@ fn collapsed() {
 }
 
 /// Kilobytes that smaps tells of the area that begins at `start`.
-fn of_smaps(start: usize, name: &str) -> usize {
+pub fn of_smaps(start: usize, name: &str) -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let header = format!("{start:08x}-");
     let mut lines = text.lines().skip_while(|line| !line.starts_with(&header));

@@ -29,6 +29,7 @@ mod handles;
 mod harness;
 mod hogs;
 mod hooks;
+mod huge_files;
 mod huge_pages;
 mod hugetlb;
 mod io_signals;
@@ -93,6 +94,7 @@ const SUBJECTS: &[&[Test]] = &[
     memory::TESTS,
     mappings::TESTS,
     huge_pages::TESTS,
+    huge_files::TESTS,
     hugetlb::TESTS,
     entry::TESTS,
     returns::TESTS,

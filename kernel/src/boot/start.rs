@@ -154,6 +154,7 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     for share in &config.rw_mounts {
         mount_share(share, &root)?;
     }
+    crate::khugepaged::start().step("starting khugepaged")?;
     first_program(config, &root)
 }
 

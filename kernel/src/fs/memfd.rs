@@ -16,7 +16,8 @@ use crate::vfs::{File, Inode, SetAttributes};
 fn home() -> (Arc<TmpFs>, Arc<Mount>) {
     static HOME: Once<(Arc<TmpFs>, Arc<Mount>)> = Once::new();
     let make = || {
-        let fs = TmpFs::new("tmpfs", 0o777, Limits::default());
+        let fs = TmpFs::new("tmpfs", 0o777, Limits::NONE);
+        fs.set_huge(None);
         (fs.clone(), mount::detached(fs))
     };
     HOME.call_once(make).clone()

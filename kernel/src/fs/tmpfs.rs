@@ -12,6 +12,7 @@
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use alloc::string::String;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
@@ -24,7 +25,8 @@ use crate::base::io::{Sink, Source};
 use crate::base::names::{NameMap, Named};
 use crate::base::sync::Mutex;
 use crate::vfs::attributes::{Attributes, now_ns};
-use crate::vfs::page_cache::PageCache;
+use crate::vfs::page_cache::huge::HugeFiles;
+use crate::vfs::page_cache::{Keeper, PageCache};
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Handles, Inode, InodeState, Metadata, NewObject,
     Renaming, SetAttributes, Statistics, chrdev,
@@ -44,6 +46,11 @@ pub struct Limits {
     pub pages: usize,
     /// Objects.
     pub inodes: usize,
+}
+
+impl Limits {
+    /// As much as there is memory.
+    pub const NONE: Limits = Limits { pages: usize::MAX / 4096, inodes: usize::MAX };
 }
 
 impl Default for Limits {
@@ -69,6 +76,8 @@ struct Shared {
     most_inodes: AtomicUsize,
     pages: AtomicUsize,
     inodes: AtomicUsize,
+    /// Whether files come by 2 MiB; None: as for files without a mount.
+    huge: SpinLock<Option<HugeFiles>>,
     next: AtomicU64,
     handles: Handles,
     /// Held by whoever locks more than one directory.
@@ -86,6 +95,7 @@ impl TmpFs {
             most_inodes: AtomicUsize::new(limits.inodes),
             pages: AtomicUsize::new(0),
             inodes: AtomicUsize::new(0),
+            huge: SpinLock::new(Some(HugeFiles::Never)),
             next: AtomicU64::new(1),
             handles: Handles::default(),
             tree: SpinLock::new(()),
@@ -119,6 +129,11 @@ impl TmpFs {
         }
     }
 
+    /// Whether files come by 2 MiB (`huge=`); None: as for files without a mount.
+    pub fn set_huge(&self, huge: Option<HugeFiles>) {
+        *self.shared.huge.lock() = huge;
+    }
+
     /// A regular file that has no name and cannot be given one (memfd_create(2)).
     pub fn nameless_file(&self, mode: u32, uid: u32, gid: u32) -> Result<Arc<TmpInode>> {
         let file_type = FileType::Regular;
@@ -129,6 +144,30 @@ impl TmpFs {
     /// Owner of the top directory, from the mount options.
     pub fn set_root_owner(&self, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
         self.root.set_attributes(&SetAttributes { uid, gid, ..SetAttributes::default() })
+    }
+}
+
+impl Keeper for Shared {
+    fn take_room(&self, pages: usize) -> bool {
+        let before = self.pages.fetch_add(pages, Ordering::Relaxed);
+        let is_room = before + pages <= self.most_pages.load(Ordering::Relaxed);
+        if !is_room {
+            self.give_room(pages);
+        }
+        is_room
+    }
+
+    fn give_room(&self, pages: usize) {
+        self.pages.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    fn room(&self) -> u64 {
+        let most = self.most_pages.load(Ordering::Relaxed);
+        most.saturating_sub(self.pages.load(Ordering::Relaxed)) as u64
+    }
+
+    fn huge(&self) -> Option<HugeFiles> {
+        *self.huge.lock()
     }
 }
 
@@ -161,7 +200,10 @@ impl FileSystem for TmpFs {
 
     fn options(&self) -> Vec<u8> {
         let kib = self.limits().pages as u64 * PAGE / 1024;
-        alloc::format!(",size={kib}k,mode={:o}", self.root.attributes.lock().mode).into_bytes()
+        let mode = self.root.attributes.lock().mode;
+        let huge = self.shared.huge.lock().and_then(HugeFiles::as_option);
+        let huge = huge.map_or(String::new(), |name| alloc::format!(",huge={name}"));
+        alloc::format!(",size={kib}k,mode={mode:o}{huge}").into_bytes()
     }
 }
 
@@ -217,8 +259,6 @@ struct Regular {
     writing: Mutex<()>,
     /// fcntl(2)'s F_SEAL bits.
     seals: AtomicU32,
-    /// Pages charged to the file system.
-    charged: AtomicUsize,
 }
 
 impl Directory {
@@ -247,10 +287,9 @@ impl TmpInode {
         let content = match new.file_type {
             FileType::Directory => Content::Directory(SpinLock::default()),
             FileType::Regular => Content::Regular(Regular {
-                cache: PageCache::new(None, 0),
+                cache: PageCache::kept_by(shared.clone()),
                 writing: Mutex::new(()),
                 seals: AtomicU32::new(raw::F_SEAL_SEAL),
-                charged: AtomicUsize::new(0),
             }),
             FileType::Symlink => Content::Symlink(new.target.into()),
             _ => Content::Special,
@@ -363,99 +402,43 @@ impl Drop for TmpInode {
     /// A directory's children go one by one: a tree is as deep as a program likes.
     fn drop(&mut self) {
         self.shared.inodes.fetch_sub(1, Ordering::Relaxed);
-        match &mut self.content {
-            Content::Directory(directory) => {
-                let mut left: Vec<Arc<TmpInode>> = Vec::new();
-                let take = |directory: &mut SpinLock<Directory>, left: &mut Vec<_>| {
-                    let Directory { entries, order, .. } = core::mem::take(directory.get_mut());
-                    left.extend(entries.into_values().map(|entry| entry.inode));
-                    // No child's last reference: `left` has them all.
-                    drop(order);
-                };
-                take(directory, &mut left);
-                while let Some(inode) = left.pop() {
-                    if let Some(mut inode) = Arc::into_inner(inode)
-                        && let Content::Directory(directory) = &mut inode.content
-                    {
-                        take(directory, &mut left);
-                    }
+        if let Content::Directory(directory) = &mut self.content {
+            let mut left: Vec<Arc<TmpInode>> = Vec::new();
+            let take = |directory: &mut SpinLock<Directory>, left: &mut Vec<_>| {
+                let Directory { entries, order, .. } = core::mem::take(directory.get_mut());
+                left.extend(entries.into_values().map(|entry| entry.inode));
+                // No child's last reference: `left` has them all.
+                drop(order);
+            };
+            take(directory, &mut left);
+            while let Some(inode) = left.pop() {
+                if let Some(mut inode) = Arc::into_inner(inode)
+                    && let Content::Directory(directory) = &mut inode.content
+                {
+                    take(directory, &mut left);
                 }
             }
-            Content::Regular(regular) => {
-                let charged = regular.charged.load(Ordering::Relaxed);
-                self.shared.pages.fetch_sub(charged, Ordering::Relaxed);
-            }
-            _ => {}
         }
     }
 }
 
 impl Regular {
-    /// Charges what the file holds now instead of what it held.
-    fn recharge(&self, shared: &Shared) {
-        let now = self.cache.resident_pages();
-        let before = self.charged.swap(now, Ordering::Relaxed);
-        shared.pages.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
-    }
-
-    /// ENOSPC if `[offset, offset + len)` may not be filled.
-    fn check_room(&self, shared: &Shared, offset: u64, len: u64) -> Result<()> {
-        let limit = shared.most_pages.load(Ordering::Relaxed) as u64;
-        let used = shared.pages.load(Ordering::Relaxed) as u64;
-        let pages = (offset % PAGE).saturating_add(len).div_ceil(PAGE);
-        if used + pages <= limit {
-            return Ok(());
-        }
-        // Count only what is not there yet. Bounded: more pages than the limit never fit.
-        if pages > limit {
-            return Err(Errno::ENOSPC);
-        }
-        let first = offset / PAGE;
-        let missing = (first..first + pages).filter(|&at| self.cache.resident(at).is_none());
-        if used + missing.count() as u64 > limit { Err(Errno::ENOSPC) } else { Ok(()) }
-    }
-
-    /// How many bytes from `offset` on the file system has room for, at most `len`. ENOSPC if none.
-    fn room(&self, shared: &Shared, offset: u64, len: u64) -> Result<u64> {
-        if self.check_room(shared, offset, len).is_ok() {
-            return Ok(len);
-        }
-        let limit = shared.most_pages.load(Ordering::Relaxed) as u64;
-        let mut free = limit.saturating_sub(shared.pages.load(Ordering::Relaxed) as u64);
-        // Bounded: the file system holds at most `limit` pages, and each step takes one or finds
-        // one.
-        let first = offset / PAGE;
-        let full = (first..=first + limit).find(|&at| {
-            let is_missing = self.cache.resident(at).is_none();
-            let stops = is_missing && free == 0;
-            free = free.saturating_sub(u64::from(is_missing));
-            stops
-        });
-        let end = full.unwrap_or(first + limit).saturating_mul(PAGE);
-        match end.saturating_sub(offset).min(len) {
-            0 => Err(Errno::ENOSPC),
-            fits => Ok(fits),
-        }
-    }
-
-    fn resize(&self, shared: &Shared, size: u64) -> Result<()> {
+    fn resize(&self, size: u64) -> Result<()> {
         let _writing = self.writing.lock();
-        self.resize_locked(shared, size)
+        self.resize_locked(size)
     }
 
-    fn resize_locked(&self, shared: &Shared, size: u64) -> Result<()> {
+    fn resize_locked(&self, size: u64) -> Result<()> {
         let (old, seals) = (self.cache.size(), self.seals.load(Ordering::Acquire));
         if size < old && seals & raw::F_SEAL_SHRINK != 0
             || size > old && seals & raw::F_SEAL_GROW != 0
         {
             return Err(Errno::EPERM);
         }
-        self.cache.set_size(size)?;
-        self.recharge(shared);
-        Ok(())
+        self.cache.set_size(size)
     }
 
-    fn write(&self, shared: &Shared, file: &File, at: u64, from: &mut Source<'_>) -> Result<usize> {
+    fn write(&self, file: &File, at: u64, from: &mut Source<'_>) -> Result<usize> {
         let _writing = self.writing.lock();
         let len = from.left() as u64;
         if len == 0 {
@@ -470,13 +453,11 @@ impl Regular {
         {
             return Err(Errno::EPERM);
         }
-        // What fits is written, as write(2) has it.
-        from.truncate(self.room(shared, at, len)? as usize);
+        // What there is room for is written, as write(2) has it.
         let result = self.cache.write(at, from);
         if result.is_err() {
             self.cache.forget_behind_end(at / PAGE);
         }
-        self.recharge(shared);
         result
     }
 }
@@ -524,7 +505,7 @@ impl Inode for TmpInode {
 
     fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
         if let Some(size) = changes.size {
-            self.regular()?.resize(&self.shared, size)?;
+            self.regular()?.resize(size)?;
         }
         let turns_exec = |old: u32| changes.mode.is_some_and(|mode| (mode ^ old) & 0o111 != 0);
         // Not while seals are added.
@@ -728,7 +709,6 @@ impl Inode for TmpInode {
         match mode & !raw::FALLOC_FL_KEEP_SIZE {
             _ if mode == punch => regular.cache.punch(offset, len),
             0 | raw::FALLOC_FL_ZERO_RANGE => {
-                regular.check_room(&self.shared, offset, len)?;
                 if mode & raw::FALLOC_FL_ZERO_RANGE != 0 {
                     regular.cache.punch(offset, len);
                 }
@@ -739,7 +719,6 @@ impl Inode for TmpInode {
         if !keep_size && end > size {
             regular.cache.set_size(end)?;
         }
-        regular.recharge(&self.shared);
         self.touch();
         Ok(())
     }
@@ -939,7 +918,7 @@ impl FileOps for TmpInode {
 
     fn write_at(&self, file: &File, offset: u64, source: &mut Source<'_>) -> Result<usize> {
         let regular = self.regular()?;
-        let written = regular.write(&self.shared, file, offset, source)?;
+        let written = regular.write(file, offset, source)?;
         if written > 0 {
             self.touch();
         }
@@ -966,6 +945,7 @@ impl FileOps for TmpInode {
 pub fn mount_with(name: &'static str, options: &[u8]) -> Result<Arc<dyn FileSystem>> {
     let mut limits = Limits::default();
     let (mut mode, mut uid, mut gid) = (0o1777, None, None);
+    let mut huge = HugeFiles::Never;
     for option in options.split(|&byte| byte == b',').filter(|option| !option.is_empty()) {
         let option = core::str::from_utf8(option).map_err(|_| Errno::EINVAL)?;
         let (key, value) = option.split_once('=').unwrap_or((option, ""));
@@ -977,18 +957,20 @@ pub fn mount_with(name: &'static str, options: &[u8]) -> Result<Arc<dyn FileSyst
             "mode" => mode = u32::from_str_radix(value, 8).map_err(|_| Errno::EINVAL)? & 0o7777,
             "uid" => uid = Some(number()?),
             "gid" => gid = Some(number()?),
-            "huge" | "mpol" | "inode32" | "inode64" | "noswap" => {}
+            "huge" => huge = HugeFiles::of_mount(value).ok_or(Errno::EINVAL)?,
+            "mpol" | "inode32" | "inode64" | "noswap" => {}
             _ => return Err(Errno::EINVAL),
         }
     }
     if limits.pages == 0 {
         // tmpfs(5): no limit.
-        limits.pages = usize::MAX / 4096;
+        limits.pages = Limits::NONE.pages;
     }
     if limits.inodes == 0 {
-        limits.inodes = usize::MAX;
+        limits.inodes = Limits::NONE.inodes;
     }
     let fs = TmpFs::new(name, mode, limits);
+    fs.set_huge(Some(huge));
     if uid.is_some() || gid.is_some() {
         fs.set_root_owner(uid, gid)?;
     }

@@ -160,6 +160,9 @@ impl MmInner {
             if let Backing::File { cache, page_offset, .. } = &vma.backing {
                 cache.page_for_mapping(page_offset + (page - start) / PAGE)?;
             }
+            if self.table.allow_huge(page, vma.page_prot()) {
+                return Ok(());
+            }
             self.table.set_prot(page, vma.page_prot());
             return Ok(());
         }
@@ -186,6 +189,7 @@ impl MmInner {
                 let frame = zero_page()?;
                 self.map(page, frame, vma.page_prot() - Prot::WRITE, PageKind::Special)
             }
+            Backing::File { .. } if self.bring_in_run(page, start, vma, write) => Ok(()),
             Backing::File { cache, page_offset, .. } => {
                 let index = page_offset + (page - start) / PAGE;
                 if write && vma.shared {

@@ -6,13 +6,13 @@ use super::{Backing, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::vfs::page_cache::{Mapper, PageCache};
 
 impl Mapper for Mm {
-    fn unmap_file_pages(&self, file: &PageCache, first: u64, end: u64) {
+    fn unmap_file_pages(&self, file: &PageCache, first: u64, end: u64, with_private: bool) {
         let mut inner = self.inner.lock();
         inner.note_peak();
         let MmInner { vmas, table, .. } = &mut *inner;
         for (&start, vma) in vmas.iter() {
             let Backing::File { cache, page_offset, .. } = &vma.backing else { continue };
-            if !core::ptr::eq(Arc::as_ptr(cache), file) {
+            if !core::ptr::eq(Arc::as_ptr(cache), file) || !vma.shared && !with_private {
                 continue;
             }
             let pages = (vma.end - start) / PAGE;

@@ -182,8 +182,8 @@ struct Sums {
     private_clean: u64,
     private_dirty: u64,
     anonymous: u64,
-    /// In huge pages.
-    huge: u64,
+    /// In huge pages, anonymous and of files in memory.
+    huge: [u64; 2],
     locked: u64,
     /// In huge pages of the pool, which count for nothing else: shared and private ones.
     hugetlb: [u64; 2],
@@ -208,7 +208,7 @@ impl Sums {
         self.proportional += share;
         self.proportional_dirty += if is_dirty { share } else { 0 };
         self.anonymous += if is_anonymous { PAGE } else { 0 };
-        self.huge += if is_anonymous && page.is_huge { PAGE } else { 0 };
+        self.huge[usize::from(!is_anonymous)] += if page.is_huge { PAGE } else { 0 };
         self.locked += if vma.flags.contains(VmaFlags::LOCKED) { share } else { 0 };
         *match (mappers > 1, is_dirty) {
             (true, true) => &mut self.shared_dirty,
@@ -228,7 +228,8 @@ impl Sums {
         self.private_clean += other.private_clean;
         self.private_dirty += other.private_dirty;
         self.anonymous += other.anonymous;
-        self.huge += other.huge;
+        self.huge[0] += other.huge[0];
+        self.huge[1] += other.huge[1];
         self.locked += other.locked;
         self.hugetlb[0] += other.hugetlb[0];
         self.hugetlb[1] += other.hugetlb[1];
@@ -247,8 +248,8 @@ impl Sums {
             ("Anonymous", self.anonymous),
             ("KSM", 0),
             ("LazyFree", 0),
-            ("AnonHugePages", self.huge),
-            ("ShmemPmdMapped", 0),
+            ("AnonHugePages", self.huge[0]),
+            ("ShmemPmdMapped", self.huge[1]),
             ("FilePmdMapped", 0),
             ("Shared_Hugetlb", self.hugetlb[0]),
             ("Private_Hugetlb", self.hugetlb[1]),

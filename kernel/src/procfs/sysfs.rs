@@ -8,18 +8,22 @@ use alloc::boxed::Box;
 use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
 use machine::cpu::{MAX_CPUS, cpu_count};
+use machine::memory::HUGE_PAGE;
 
 use super::sysctl::pool_setting;
 use crate::fs::pseudo::{
     Body, Content, Listing, PseudoFs, PseudoInode, Static, StaticListing, Text, parse_number,
 };
-use crate::mm::{huge, hugetlb};
+use crate::khugepaged;
+use crate::mm::{PAGE, huge, hugetlb};
 use crate::net::inet::interface;
 use crate::process::current;
 use crate::security::{self, Capability};
+use crate::vfs::page_cache;
 use crate::vfs::{DirEntry, FileType};
 
 /// SYSFS_MAGIC (statfs(2)).
@@ -130,12 +134,61 @@ static KERNEL: &[(&str, Static)] = &[
                     ),
                     ("enabled", Static::Setting(huge_pages, set_huge_pages)),
                     ("hpage_pmd_size", Static::File(|out| line(out, "2097152"))),
+                    ("khugepaged", Static::Directory(KHUGEPAGED)),
+                    ("shmem_enabled", Static::Setting(huge_files, set_huge_files)),
+                    ("use_zero_page", Static::File(|out| line(out, "0"))),
                 ]),
             ),
         ]),
     ),
     ("security", Static::Directory(SECURITY)),
 ];
+
+/// A number that khugepaged goes by, at most so large.
+macro_rules! tunable {
+    ($name:ident, $most:expr) => {
+        (
+            stringify!($name),
+            Static::Setting(
+                |out| {
+                    writeln!(out, "{}", khugepaged::TUNABLES.$name.load(Ordering::Relaxed));
+                    Ok(())
+                },
+                |data| {
+                    let value: u64 = parse_number(data)?;
+                    if value > $most {
+                        return Err(Errno::EINVAL);
+                    }
+                    khugepaged::TUNABLES.$name.store(value, Ordering::Relaxed);
+                    khugepaged::note_change();
+                    Ok(())
+                },
+            ),
+        )
+    };
+}
+
+/// What of 2 MiB may be missing, or shared.
+const MOST_PTES: u64 = HUGE_PAGE / PAGE - 1;
+/// Numbers of 32 bits.
+const MOST: u64 = u32::MAX as u64;
+
+static KHUGEPAGED: &[(&str, Static)] = &[
+    tunable!(alloc_sleep_millisecs, MOST),
+    // As above: nothing is moved.
+    ("defrag", Static::File(|out| line(out, "0"))),
+    ("full_scans", Static::File(|out| count(out, &khugepaged::FULL_SCANS))),
+    tunable!(max_ptes_none, MOST_PTES),
+    tunable!(max_ptes_shared, MOST_PTES),
+    ("pages_collapsed", Static::File(|out| count(out, &khugepaged::PAGES_COLLAPSED))),
+    tunable!(pages_to_scan, MOST),
+    tunable!(scan_sleep_millisecs, MOST),
+];
+
+fn count(out: &mut Text, counter: &AtomicU64) -> Result<()> {
+    writeln!(out, "{}", counter.load(Ordering::Relaxed));
+    Ok(())
+}
 
 /// The pool of huge pages (sysfs-kernel-mm-hugepages of Linux's ABI documents).
 static HUGETLB: &[(&str, Static)] = &[
@@ -248,7 +301,21 @@ fn huge_pages(out: &mut Text) -> Result<()> {
 
 fn set_huge_pages(data: &[u8]) -> Result<()> {
     let name = core::str::from_utf8(data).map_err(|_| Errno::EINVAL)?;
-    if huge::set_policy(name.trim_end()) { Ok(()) } else { Err(Errno::EINVAL) }
+    let is_known = huge::set_policy(name.trim_end());
+    khugepaged::note_change();
+    if is_known { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+fn huge_files(out: &mut Text) -> Result<()> {
+    page_cache::huge::describe(out).map_err(|_| Errno::EIO)?;
+    line(out, "")
+}
+
+fn set_huge_files(data: &[u8]) -> Result<()> {
+    let name = core::str::from_utf8(data).map_err(|_| Errno::EINVAL)?;
+    let is_known = page_cache::huge::HugeFiles::set_of_nameless(name.trim_end());
+    khugepaged::note_change();
+    if is_known { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 fn line(out: &mut Text, text: &str) -> Result<()> {

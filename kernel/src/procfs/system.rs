@@ -2,7 +2,7 @@
 
 use abi::Result;
 use machine::cpu::cpu_count;
-use machine::memory::HUGE_PAGE;
+use machine::memory::{HUGE_PAGE, PageKind, huge_pages};
 use machine::sync::SpinLock;
 
 use crate::base::time::{NS_PER_SEC, now_ns};
@@ -14,6 +14,7 @@ use crate::vfs::Inode;
 use crate::vfs::chrdev;
 use crate::vfs::leases::{self, LeaseKind, Shown};
 use crate::vfs::locks::{Lock, Owner};
+use crate::vfs::page_cache;
 
 /// Nanoseconds of a tick in which procfs counts CPU time (USER_HZ is 100).
 pub(super) const NS_PER_TICK: u64 = NS_PER_SEC / 100;
@@ -168,7 +169,9 @@ pub(super) fn meminfo(out: &mut Text) -> Result<()> {
         ("Committed_AS", anonymous),
         ("VmallocTotal", 34_359_738_367),
         ("VmallocUsed", machine::vmap_usage().0 as u64 / 1024),
-        ("AnonHugePages", machine::memory::huge_pages() * (HUGE_PAGE / 1024)),
+        ("AnonHugePages", huge_pages(PageKind::Anonymous) * (HUGE_PAGE / 1024)),
+        ("ShmemHugePages", page_cache::huge::runs() * (HUGE_PAGE / 1024)),
+        ("ShmemPmdMapped", huge_pages(PageKind::Shmem) * (HUGE_PAGE / 1024)),
         ("HugePages_Total", pool.total),
         ("HugePages_Free", pool.free),
         ("HugePages_Rsvd", pool.reserved),

@@ -10,22 +10,27 @@
 //! ([`PageState`]): who finds one that is being read waits for that page and then looks again,
 //! since it may be gone by then; who dirties one that is being written back leaves it dirty.
 //!
-//! Locks: `resizing` (sleeps; held while the file gets shorter), then `pages` (a spin lock, never
-//! held over a copy). The lock of an address space may be held by callers of `page`; `set_size` and
+//! Locks: `resizing` (sleeps; held while the file gets shorter, and while single pages become a run
+//! of 2 MiB), then `pages` (a spin lock, never held over a copy). The lock of an address space may be held by callers of `page`; `set_size` and
 //! `punch` take it themselves and must be called without it.
 
 use alloc::collections::BTreeMap;
-use alloc::collections::btree_map::Entry;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use abi::{Errno, Result};
 use machine::frame::{Frame, PAGE_SIZE, is_low};
-use machine::sync::{SpinGuard, SpinLock};
+use machine::sync::SpinLock;
 
 use crate::base::io::{Sink, Source};
 use crate::base::sync::{Mutex, WaitQueue};
+
+pub mod huge;
+mod pages;
+
+use huge::HugeFiles;
+use pages::{Look, Page, PageState, Pages, Taken};
 
 /// Where the data of a file lasts.
 pub trait PageBackend: Send + Sync {
@@ -35,44 +40,16 @@ pub trait PageBackend: Send + Sync {
     fn write_pages(&self, first: u64, frames: &[Frame], len: usize) -> Result<()>;
 }
 
-/// What is going on with a page.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum PageState {
-    /// The backend is asked for it: its contents mean nothing yet.
-    Reading,
-    /// As the backend has it.
-    UpToDate,
-    /// Differs from the backend.
-    Dirty,
-    /// Is on its way to the backend, and has not been changed since it set out.
-    Writeback,
-    /// Is on its way, and has been changed since: has to go again, but not before it has arrived.
-    WritebackDirty,
-}
-
-struct Page {
-    frame: Frame,
-    state: PageState,
-    /// A program may write to it through a mapping at any moment: dirty after every write-back.
-    mapped_writable: bool,
-}
-
-impl Page {
-    /// It is about to be used; `for_write` makes it dirty.
-    fn touch(&mut self, for_write: bool) {
-        if for_write {
-            self.state =
-                if self.is_in_writeback() { PageState::WritebackDirty } else { PageState::Dirty };
-        }
-    }
-
-    fn is_in_writeback(&self) -> bool {
-        matches!(self.state, PageState::Writeback | PageState::WritebackDirty)
-    }
-
-    fn is_clean(&self) -> bool {
-        self.state == PageState::UpToDate
-    }
+/// Who keeps files in memory: how much they may take, and in which pieces.
+pub trait Keeper: Send + Sync {
+    /// Takes room for so many pages. False, and nothing done, if there is less.
+    fn take_room(&self, pages: usize) -> bool;
+    /// Gives it back.
+    fn give_room(&self, pages: usize);
+    /// How many pages there is room for.
+    fn room(&self) -> u64;
+    /// Whether files come by 2 MiB; None if that is as for files without a mount.
+    fn huge(&self) -> Option<HugeFiles>;
 }
 
 /// How often a page may be gone again when it has been read, before that counts as an error.
@@ -88,19 +65,25 @@ pub const MAX_FILE_SIZE: u64 = i64::MAX as u64;
 
 /// See the module.
 pub struct PageCache {
+    this: Weak<PageCache>,
     backend: Option<Arc<dyn PageBackend>>,
+    /// Of what is nowhere but here; None if nobody counts.
+    keeper: Option<Arc<dyn Keeper>>,
     size: AtomicU64,
-    pages: SpinLock<BTreeMap<u64, Page>>,
-    /// Woken when pages have been read or written back.
+    pages: SpinLock<Pages>,
+    /// Woken when pages have been read or written back, or have become a run.
     settled: WaitQueue,
     resizing: Mutex<()>,
     mappers: SpinLock<Mappers>,
+    /// A run reaches beyond the end, or did.
+    has_tail: AtomicBool,
 }
 
 /// An address space, as files see it.
 pub trait Mapper: Send + Sync {
-    /// Takes pages `[first, end)` of the file away from the program. Sleeps.
-    fn unmap_file_pages(&self, file: &PageCache, first: u64, end: u64);
+    /// Takes pages `[first, end)` of the file away from the program, with its private copies or
+    /// else only where it shares them. Sleeps.
+    fn unmap_file_pages(&self, file: &PageCache, first: u64, end: u64, with_private: bool);
     /// Whether it shares the file by a mapping that is or may become writable.
     fn may_write_file(&self, file: &PageCache) -> bool;
     /// How many areas map the file.
@@ -140,14 +123,7 @@ impl PageCache {
     #[must_use]
     pub fn new(backend: Option<Arc<dyn PageBackend>>, size: u64) -> Arc<PageCache> {
         let reclaimable = backend.is_some();
-        let cache = Arc::new(PageCache {
-            backend,
-            size: AtomicU64::new(size),
-            pages: SpinLock::new(BTreeMap::new()),
-            settled: WaitQueue::new(),
-            resizing: Mutex::new(()),
-            mappers: SpinLock::new(Mappers::default()),
-        });
+        let cache = Self::make(backend, None, size);
         if reclaimable {
             let mut all = RECLAIMABLE.lock();
             if all.len() == all.capacity() {
@@ -156,6 +132,44 @@ impl PageCache {
             all.push(Arc::downgrade(&cache));
         }
         cache
+    }
+
+    /// An empty file in memory, which `keeper` has room for.
+    #[must_use]
+    pub fn kept_by(keeper: Arc<dyn Keeper>) -> Arc<PageCache> {
+        Self::make(None, Some(keeper), 0)
+    }
+
+    fn make(
+        backend: Option<Arc<dyn PageBackend>>,
+        keeper: Option<Arc<dyn Keeper>>,
+        size: u64,
+    ) -> Arc<PageCache> {
+        Arc::new_cyclic(|this| PageCache {
+            this: this.clone(),
+            backend,
+            keeper,
+            size: AtomicU64::new(size),
+            pages: SpinLock::new(Pages::default()),
+            settled: WaitQueue::new(),
+            resizing: Mutex::new(()),
+            mappers: SpinLock::new(Mappers::default()),
+            has_tail: AtomicBool::new(false),
+        })
+    }
+
+    /// ENOSPC if who keeps the file has no room for so many pages more.
+    fn take_room(&self, pages: usize) -> Result<()> {
+        match &self.keeper {
+            Some(keeper) if !keeper.take_room(pages) => Err(Errno::ENOSPC),
+            _ => Ok(()),
+        }
+    }
+
+    fn give_room(&self, pages: usize) {
+        if let Some(keeper) = &self.keeper {
+            keeper.give_room(pages);
+        }
     }
 
     /// Size of the file, bytes.
@@ -187,7 +201,8 @@ impl PageCache {
         let clean: Vec<u64> = {
             let pages = self.pages.lock();
             let is_old = |page: &Page| page.is_clean() || page.state == PageState::Reading;
-            pages.iter().filter(|(_, page)| is_old(page)).map(|(&index, _)| index).collect()
+            let old = pages.single.iter().filter(|(_, page)| is_old(page));
+            old.map(|(&index, _)| index).collect()
         };
         for index in clean {
             let removed = self.take_range(index, index + 1);
@@ -199,9 +214,10 @@ impl PageCache {
     /// Takes pages `[first, end)` out. The caller unmaps them from programs, without holding
     /// `resizing`: unmapping takes the locks of address spaces. A page that a fault brings in
     /// meanwhile loses its mapping and is mapped again.
-    fn take_range(&self, first: u64, end: u64) -> Vec<Page> {
-        let mut pages = self.pages.lock();
-        pages.extract_if(first..end.max(first), |_, _| true).map(|(_, page)| page).collect()
+    fn take_range(&self, first: u64, end: u64) -> Taken {
+        let taken = self.pages.lock().take(first, end);
+        self.give_room(taken.count());
+        taken
     }
 
     /// Frees a page that was made for a write that failed, if it lies behind the end. For who keeps
@@ -216,14 +232,13 @@ impl PageCache {
     }
 
     fn unmap(&self, first: u64, end: u64) {
-        let mappers: Vec<Arc<dyn Mapper>> = {
-            let mut mappers = self.mappers.lock();
-            mappers.purge();
-            mappers.spaces.values().filter_map(Weak::upgrade).collect()
-        };
-        for mm in mappers {
-            mm.unmap_file_pages(self, first, end);
-        }
+        self.mappers.lock().purge();
+        self.mappers().iter().for_each(|mm| mm.unmap_file_pages(self, first, end, true));
+    }
+
+    /// Takes the pages from programs that share them: they fault and have them again.
+    fn unmap_shared(&self, first: u64, end: u64) {
+        self.mappers().iter().for_each(|mm| mm.unmap_file_pages(self, first, end, false));
     }
 
     /// Notes that `mm` maps the file.
@@ -240,13 +255,15 @@ impl PageCache {
         let index = from / PAGE;
         let (frame, forgotten) = {
             let mut pages = self.pages.lock();
-            match pages.get_mut(&index) {
-                Some(page) if page.state == PageState::Reading => (None, pages.remove(&index)),
-                Some(page) => {
+            match pages.look(index) {
+                Look::Single(page) => {
                     page.touch(true);
                     (Some(page.frame.clone()), None)
                 }
-                None => (None, None),
+                Look::Huge(frame) => (Some(frame), None),
+                // No run is made meanwhile: the caller holds `resizing`.
+                Look::Busy => (None, pages.single.remove(&index)),
+                Look::Missing => (None, None),
             }
         };
         drop(forgotten);
@@ -257,20 +274,36 @@ impl PageCache {
 
     /// The page at `index`, if its contents are in memory.
     pub fn resident(&self, index: u64) -> Option<Frame> {
-        let pages = self.pages.lock();
-        let page = pages.get(&index).filter(|page| page.state != PageState::Reading)?;
-        Some(page.frame.clone())
+        match self.pages.lock().look(index) {
+            Look::Single(page) => Some(page.frame.clone()),
+            Look::Huge(frame) => Some(frame),
+            Look::Busy | Look::Missing => None,
+        }
+    }
+
+    /// Whether the page at `index` is in memory, or will be in a moment.
+    pub fn contains(&self, index: u64) -> bool {
+        self.pages.lock().contains(index)
+    }
+
+    /// The same of a file that is only memory, where a hole is nothing: None.
+    fn resident_or_hole(&self, index: u64) -> Option<Frame> {
+        loop {
+            match self.pages.lock().look(index) {
+                Look::Single(page) => return Some(page.frame.clone()),
+                Look::Huge(frame) => return Some(frame),
+                Look::Missing => return None,
+                Look::Busy => {}
+            }
+            self.wait_read(index);
+        }
     }
 
     /// The pages from `index` on that are in memory and not past the end, each in its place.
     pub fn resident_run(&self, index: u64, run: &mut [Option<Frame>]) {
         let end = self.size().div_ceil(PAGE).min(index + run.len() as u64);
         if index < end {
-            for (&at, page) in self.pages.lock().range(index..end) {
-                if page.state != PageState::Reading {
-                    run[(at - index) as usize] = Some(page.frame.clone());
-                }
-            }
+            self.pages.lock().copy_run(index, &mut run[..(end - index) as usize]);
         }
     }
 
@@ -281,7 +314,7 @@ impl PageCache {
 
     /// Number of pages in memory.
     pub fn resident_pages(&self) -> usize {
-        self.pages.lock().len()
+        self.pages.lock().count()
     }
 
     /// Blocks of 512 bytes that the contents take: what is there, or with a backend all of it.
@@ -304,7 +337,7 @@ impl PageCache {
     /// files may share a page so. What is there afterwards.
     pub fn share_page(&self, index: u64, frame: Frame) -> Result<Frame> {
         assert!(self.is_only_memory(), "a page of a file that has a backend");
-        self.get_or_insert(index, frame, true)
+        Ok(self.get_or_insert(index, frame, true)?.0)
     }
 
     /// The page for a writable shared mapping: counts as dirty from now on.
@@ -313,7 +346,7 @@ impl PageCache {
             return Ok(frame);
         }
         let frame = self.page(index, true)?;
-        if let Some(page) = self.pages.lock().get_mut(&index) {
+        if let Some(page) = self.pages.lock().single.get_mut(&index) {
             page.mapped_writable = true;
         }
         Ok(frame)
@@ -325,22 +358,32 @@ impl PageCache {
         if self.is_behind_end(index) {
             return None;
         }
-        if let Some(page) = self.pages.lock().get_mut(&index) {
-            if page.state == PageState::Reading {
-                return None;
+        match self.pages.lock().look(index) {
+            Look::Single(page) => {
+                page.touch(true);
+                page.mapped_writable = true;
+                return Some(page.frame.clone());
             }
-            page.touch(true);
-            page.mapped_writable = true;
-            return Some(page.frame.clone());
+            Look::Huge(frame) => return Some(frame),
+            Look::Busy => return None,
+            Look::Missing => {}
         }
         if !self.is_only_memory() || is_low() {
             return None;
         }
         let frame = Frame::alloc_zeroed().ok()?;
+        self.take_room(1).ok()?;
         let page = Page { frame, state: PageState::Dirty, mapped_writable: true };
-        // With the pages locked: who makes a file shorter says so before it takes pages out.
-        let pages = self.pages.lock();
-        (!self.is_behind_end(index)).then(|| enter(pages, index, page))
+        let entered = {
+            let mut pages = self.pages.lock();
+            // Who makes a file shorter says so before it takes pages out.
+            let is_inside = !self.is_behind_end(index);
+            is_inside.then(|| pages.enter(index, page)).flatten()
+        };
+        if !entered.as_ref().is_some_and(|(_, is_new, _)| *is_new) {
+            self.give_room(1);
+        }
+        entered.map(|(frame, ..)| frame)
     }
 
     fn is_behind_end(&self, index: u64) -> bool {
@@ -349,33 +392,48 @@ impl PageCache {
 
     fn get_or_fill(&self, index: u64, for_write: bool, read: bool) -> Result<Frame> {
         for _ in 0..READS_MAX {
-            match self.pages.lock().get_mut(&index) {
-                Some(page) if page.state != PageState::Reading => {
+            match self.pages.lock().look(index) {
+                Look::Single(page) => {
                     page.touch(for_write);
                     return Ok(page.frame.clone());
                 }
-                Some(_) => {}
-                None => break,
+                Look::Huge(frame) => return Ok(frame),
+                Look::Busy => {}
+                Look::Missing => break,
             }
             self.wait_read(index);
         }
         match &self.backend {
             Some(backend) if read => self.read_and_get(backend.as_ref(), index, for_write),
-            Some(_) => self.get_or_insert(index, crate::base::reserve::alloc_zeroed()?, for_write),
-            // The cache is the file: it stays when the program that writes to it is gone.
-            None => {
-                crate::base::reserve::check_room_for_files()?;
-                self.get_or_insert(index, crate::base::reserve::alloc_zeroed()?, for_write)
+            Some(_) => {
+                let frame = crate::base::reserve::alloc_zeroed()?;
+                Ok(self.get_or_insert(index, frame, for_write)?.0)
             }
+            None => self.make_page(index, for_write),
         }
+    }
+
+    /// The page of a file that is only memory, made if there is none.
+    fn make_page(&self, index: u64, for_write: bool) -> Result<Frame> {
+        // The cache is the file: it stays when the program that writes to it is gone.
+        crate::base::reserve::check_room_for_files()?;
+        let frame = crate::base::reserve::alloc_zeroed()?;
+        if self.take_room(1).is_err() {
+            huge::trim_tails();
+            self.take_room(1)?;
+        }
+        let result = self.get_or_insert(index, frame, for_write);
+        if !result.as_ref().is_ok_and(|(_, is_new)| *is_new) {
+            self.give_room(1);
+        }
+        Ok(result?.0)
     }
 
     /// Waits until the page is not being read: it is there, or gone. The backend's answer, or its
     /// end, ends the wait.
     fn wait_read(&self, index: u64) {
         self.settled.wait_uninterruptible(|| {
-            let pages = self.pages.lock();
-            pages.get(&index).is_none_or(|page| page.state != PageState::Reading).then_some(())
+            (!matches!(self.pages.lock().look(index), Look::Busy)).then_some(())
         });
     }
 
@@ -388,26 +446,35 @@ impl PageCache {
     ) -> Result<Frame> {
         for _ in 0..READS_MAX {
             self.read_ahead(backend, index)?;
-            match self.pages.lock().get_mut(&index) {
-                Some(page) if page.state != PageState::Reading => {
+            match self.pages.lock().look(index) {
+                Look::Single(page) => {
                     page.touch(for_write);
                     return Ok(page.frame.clone());
                 }
+                Look::Huge(frame) => return Ok(frame),
                 // Somebody else is at it.
-                Some(_) => {}
-                None => continue,
+                Look::Busy => {}
+                Look::Missing => continue,
             }
             self.wait_read(index);
         }
         Err(Errno::EIO)
     }
 
-    /// The page that is there, or else this one. One that is being read is replaced: its reader
-    /// finds that out.
-    fn get_or_insert(&self, index: u64, frame: Frame, for_write: bool) -> Result<Frame> {
+    /// The page that is there, or else this one, and whether it is. One that is being read is
+    /// replaced: its reader finds that out.
+    fn get_or_insert(&self, index: u64, frame: Frame, for_write: bool) -> Result<(Frame, bool)> {
         let state = if for_write { PageState::Dirty } else { PageState::UpToDate };
-        // Also past the end: who writes there makes the file longer afterwards.
-        Ok(enter(self.pages.lock(), index, Page { frame, state, mapped_writable: false }))
+        loop {
+            let page = Page { frame: frame.clone(), state, mapped_writable: false };
+            // Also past the end: who writes there makes the file longer afterwards.
+            let entered = self.pages.lock().enter(index, page);
+            if let Some((frame, is_new, replaced)) = entered {
+                drop(replaced);
+                return Ok((frame, is_new));
+            }
+            self.wait_read(index);
+        }
     }
 
     /// Reads the missing pages from `index` on, up to the next one that is there or on its way;
@@ -426,11 +493,12 @@ impl PageCache {
         {
             let mut pages = self.pages.lock();
             let end = index + frames.len() as u64;
-            let end = pages.range(index..end).next().map_or(end, |(&next, _)| next);
+            let end = pages.single.range(index..end).next().map_or(end, |(&next, _)| next);
             frames.truncate((end - index) as usize);
             for (at, frame) in (index..).zip(&frames) {
                 let frame = frame.clone();
-                pages.insert(at, Page { frame, state: PageState::Reading, mapped_writable: false });
+                let page = Page { frame, state: PageState::Reading, mapped_writable: false };
+                pages.single.insert(at, page);
             }
         }
         if frames.is_empty() {
@@ -445,11 +513,11 @@ impl PageCache {
                 let is_own = |page: &&mut Page| {
                     page.state == PageState::Reading && page.frame.phys() == frame.phys()
                 };
-                let Some(page) = pages.get_mut(&at).filter(is_own) else { continue };
+                let Some(page) = pages.single.get_mut(&at).filter(is_own) else { continue };
                 if result.is_ok() {
                     page.state = PageState::UpToDate;
                 } else {
-                    failed.extend(pages.remove(&at));
+                    failed.extend(pages.single.remove(&at));
                 }
             }
         }
@@ -468,7 +536,7 @@ impl PageCache {
             let len = (PAGE_SIZE - start).min((end - at) as usize);
             let frame = match self.resident(index) {
                 Some(frame) => Some(frame),
-                None if self.backend.is_none() => None,
+                None if self.backend.is_none() => self.resident_or_hole(index),
                 None if !sink.may_wait() && at == offset => return Err(Errno::EAGAIN),
                 None if !sink.may_wait() => break,
                 None => match self.get_or_fill(index, false, true) {
@@ -509,7 +577,6 @@ impl PageCache {
             match self.write_in_page(at, start, len, source) {
                 Ok(copied) => {
                     at += copied as u64;
-                    self.size.fetch_max(at, Ordering::AcqRel);
                     if copied < len {
                         break;
                     }
@@ -532,11 +599,15 @@ impl PageCache {
         // A page past the end holds nothing to keep, a page that is fully replaced neither; but the
         // source may fault half way, so only the former can skip reading.
         let must_read = at / PAGE < self.size().div_ceil(PAGE);
-        if !self.pages.lock().contains_key(&(at / PAGE)) {
+        if !self.contains(at / PAGE) {
             source.probe()?;
+            self.make_run(at / PAGE, false);
         }
         let frame = self.get_or_fill(at / PAGE, true, must_read)?;
-        source.take_frame(&frame, start, len)
+        let copied = source.take_frame(&frame, start, len)?;
+        // Before the page is let go: what lies behind the end and nobody has may be freed.
+        self.size.fetch_max(at + copied as u64, Ordering::AcqRel);
+        Ok(copied)
     }
 
     /// Makes bytes `[offset, offset + len)` zero, freeing whole pages (FALLOC_FL_PUNCH_HOLE).
@@ -577,7 +648,20 @@ impl PageCache {
     pub fn reserve(&self, offset: u64, len: u64) -> Result<()> {
         let end =
             offset.checked_add(len).filter(|&end| end <= MAX_FILE_SIZE).ok_or(Errno::EFBIG)?;
-        for index in offset / PAGE..end.div_ceil(PAGE) {
+        let places = offset / PAGE..end.div_ceil(PAGE);
+        if let Some(keeper) = &self.keeper {
+            // All or nothing: first the look that is short.
+            let wanted = places.end - places.start;
+            let there = self.pages.lock().count_in(places.clone());
+            if wanted - there > keeper.room() {
+                huge::trim_tails();
+            }
+            if wanted - there > keeper.room() {
+                return Err(Errno::ENOSPC);
+            }
+        }
+        for index in places {
+            self.make_run(index, false);
             self.get_or_fill(index, true, index < self.size().div_ceil(PAGE))?;
         }
         Ok(())
@@ -593,8 +677,8 @@ impl PageCache {
             return Ok(offset);
         }
         let pages = self.pages.lock();
-        let (&index, _) =
-            pages.range(offset / PAGE..size.div_ceil(PAGE)).next().ok_or(Errno::ENXIO)?;
+        let is_inside = |index: &u64| *index < size.div_ceil(PAGE);
+        let index = pages.next_page(offset / PAGE).filter(is_inside).ok_or(Errno::ENXIO)?;
         Ok(offset.max(index * PAGE))
     }
 
@@ -608,14 +692,7 @@ impl PageCache {
         if self.backend.is_some() {
             return Ok(size);
         }
-        let pages = self.pages.lock();
-        let mut index = offset / PAGE;
-        for (&present, _) in pages.range(index..) {
-            if present != index {
-                break;
-            }
-            index += 1;
-        }
+        let index = self.pages.lock().next_missing(offset / PAGE);
         Ok(offset.max(index * PAGE).min(size))
     }
 
@@ -625,10 +702,10 @@ impl PageCache {
         // Two writes of one page could arrive in either order: one write-back at a time.
         let dirty: Vec<(u64, Frame)> = self.settled.wait_uninterruptible(|| {
             let mut pages = self.pages.lock();
-            if pages.values().any(Page::is_in_writeback) {
+            if pages.single.values().any(Page::is_in_writeback) {
                 return None;
             }
-            let dirty = pages.iter_mut().filter(|(_, page)| page.state == PageState::Dirty);
+            let dirty = pages.single.iter_mut().filter(|(_, page)| page.state == PageState::Dirty);
             let send = |(&index, page): (&u64, &mut Page)| {
                 page.state = PageState::Writeback;
                 (index, page.frame.clone())
@@ -659,7 +736,7 @@ impl PageCache {
         {
             let mut pages = self.pages.lock();
             for (index, _) in run {
-                if let Some(page) = pages.get_mut(index).filter(|page| page.is_in_writeback()) {
+                if let Some(page) = pages.single.get_mut(index).filter(|p| p.is_in_writeback()) {
                     let is_dirty =
                         !written || page.mapped_writable || page.state == PageState::WritebackDirty;
                     page.state = if is_dirty { PageState::Dirty } else { PageState::UpToDate };
@@ -672,31 +749,16 @@ impl PageCache {
     /// Drops clean pages that nobody else refers to; returns how many.
     fn reclaim(&self) -> usize {
         let Some(mut pages) = self.pages.try_lock() else { return 0 };
-        let before = pages.len();
-        pages.retain(|_, page| !page.is_clean() || page.frame.refs() > 1);
-        before - pages.len()
+        let before = pages.single.len();
+        pages.single.retain(|_, page| !page.is_clean() || page.frame.refs() > 1);
+        before - pages.single.len()
     }
 }
 
-/// Enters a page where none is, or one that is being read; what is there then.
-fn enter(mut pages: SpinGuard<'_, BTreeMap<u64, Page>>, index: u64, page: Page) -> Frame {
-    let frame = page.frame.clone();
-    let old = match pages.entry(index) {
-        Entry::Occupied(mut at) if at.get().state != PageState::Reading => {
-            let there = at.get_mut();
-            there.touch(page.state == PageState::Dirty);
-            there.mapped_writable |= page.mapped_writable;
-            return there.frame.clone();
-        }
-        Entry::Occupied(mut at) => Some(at.insert(page)),
-        Entry::Vacant(at) => {
-            at.insert(page);
-            None
-        }
-    };
-    drop(pages);
-    drop(old);
-    frame
+impl Drop for PageCache {
+    fn drop(&mut self) {
+        self.give_room(self.resident_pages());
+    }
 }
 
 /// Pages of files that lie behind a backend, for /proc/meminfo.
@@ -721,9 +783,10 @@ fn keep_reserve() {
 
 /// Frees memory that can be read again from a backend; returns how many frames.
 pub fn reclaim_all() -> usize {
+    let tails = huge::trim_tails();
     let caches: Vec<Arc<PageCache>> = {
         let all = RECLAIMABLE.lock();
         all.iter().filter_map(Weak::upgrade).collect()
     };
-    caches.iter().map(|cache| cache.reclaim()).sum()
+    tails + caches.iter().map(|cache| cache.reclaim()).sum::<usize>()
 }

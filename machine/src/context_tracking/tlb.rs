@@ -63,6 +63,11 @@ impl TlbState {
         }
     }
 
+    /// The CPUs that have the space in CR3, a bit each, or had a moment ago.
+    pub(crate) fn cpus(&self) -> u32 {
+        self.active.load(Ordering::Relaxed)
+    }
+
     /// This CPU is about to load the space into CR3. True if it has caught up with every change, so
     /// that what it still has of the space may be kept; else the load drops all of it. Interrupts
     /// are masked.

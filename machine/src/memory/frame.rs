@@ -302,6 +302,19 @@ impl HugeFrame {
         is_sole_huge(self.0)
     }
 
+    /// A reference of its own to one of the frames.
+    #[must_use]
+    pub fn part(&self, at: usize) -> Frame {
+        assert!(at < HUGE_FRAMES, "not a frame of 2 MiB");
+        of_huge(self.0 + at as u32)
+    }
+
+    /// Whether there is no other share.
+    #[must_use]
+    pub fn is_unshared(&self) -> bool {
+        sharers(self.0).load(Ordering::Acquire) == 1
+    }
+
     /// Fills it with zeros.
     pub fn zero(&self) {
         huge_range(self.0).for_each(|pfn| of_huge(pfn).zero(0, PAGE_SIZE));

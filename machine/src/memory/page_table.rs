@@ -38,13 +38,12 @@ const GATHER_HUGE: usize = 64;
 /// Frames that leave a page table with one shootdown.
 const GATHER_LIMIT: usize = 512;
 
-/// Large pages that all programs have mapped, but those of the pool.
-static ALL_HUGE: AtomicU64 = AtomicU64::new(0);
+/// Large pages that all programs have mapped, by kind.
+static ALL_HUGE: [AtomicU64; KINDS] = [const { AtomicU64::new(0) }; KINDS];
 
-/// Large pages that all programs have mapped, but those of the pool; one that several share counts
-/// for each.
-pub fn huge_pages() -> u64 {
-    ALL_HUGE.load(Ordering::Relaxed)
+/// Large pages of a kind that all programs have mapped; one that several share counts for each.
+pub fn huge_pages(kind: PageKind) -> u64 {
+    ALL_HUGE[kind as usize].load(Ordering::Relaxed)
 }
 
 /// See the module.
@@ -52,8 +51,8 @@ pub struct PageTable {
     space: Arc<Space>,
     /// Mapped pages, by kind.
     pub(super) mapped: [AtomicU64; KINDS],
-    /// Mapped large pages.
-    huge: u64,
+    /// Mapped large pages, by kind.
+    huge: [u64; KINDS],
     /// Tables for them to become small pages, each with the place of the next in its first word.
     aside: Option<PhysAddr>,
 }
@@ -107,7 +106,7 @@ impl PageTable {
     /// An empty user half beside the kernel's.
     pub fn new() -> Result<PageTable, OutOfMemory> {
         let mapped = [const { AtomicU64::new(0) }; KINDS];
-        Ok(PageTable { space: Arc::new(Space::new()?), mapped, huge: 0, aside: None })
+        Ok(PageTable { space: Arc::new(Space::new()?), mapped, huge: [0; KINDS], aside: None })
     }
 
     /// The handle for [`crate::task::Task`]s that run in this space.
@@ -206,7 +205,7 @@ impl PageTable {
 
     /// Where the page ends that maps `va`, large or not, or would.
     pub fn page_end(&self, va: u64) -> u64 {
-        let size = if self.huge > 0 && self.huge_slot(va).is_some() { HUGE_PAGE } else { PAGE };
+        let size = if self.has_huge() && self.huge_slot(va).is_some() { HUGE_PAGE } else { PAGE };
         (va & !(size - 1)) + size
     }
 
@@ -237,7 +236,7 @@ impl PageTable {
     /// Splits the large pages that `start` and `end` cut.
     fn split_ends(&mut self, start: u64, end: u64) {
         for va in [start, end] {
-            if self.huge > 0 && !va.is_multiple_of(HUGE_PAGE) && va < USER_END {
+            if self.has_huge() && !va.is_multiple_of(HUGE_PAGE) && va < USER_END {
                 self.split(va);
             }
         }
@@ -245,7 +244,16 @@ impl PageTable {
 
     /// Mapped large pages.
     pub fn huge_pages(&self) -> u64 {
-        self.huge
+        self.huge.iter().sum()
+    }
+
+    fn has_huge(&self) -> bool {
+        self.huge != [0; KINDS]
+    }
+
+    /// Whether a large page maps `va`.
+    pub fn is_huge(&self, va: u64) -> bool {
+        self.huge_slot(va).is_some()
     }
 
     /// Whether nothing is mapped, nor was, in the 2 MiB around `va`.
@@ -330,10 +338,9 @@ impl PageTable {
 
     /// Notes that there are more large pages, or fewer.
     fn count_huge(&mut self, kind: PageKind, change: i64) {
-        self.huge = self.huge.wrapping_add_signed(change);
-        if kind != PageKind::Hugetlb {
-            ALL_HUGE.fetch_add(change as u64, Ordering::Relaxed);
-        }
+        let mapped = &mut self.huge[kind as usize];
+        *mapped = mapped.wrapping_add_signed(change);
+        ALL_HUGE[kind as usize].fetch_add(change as u64, Ordering::Relaxed);
     }
 
     /// If `va` lies in a large page of which nobody else has a part, gives it these rights.
@@ -344,6 +351,16 @@ impl PageTable {
             self.split(va);
             return false;
         };
+        assert!(prot.contains(slot.get().prot()), "a right would go without a shootdown");
+        slot.set(slot.get().with_prot(prot));
+        flush_user_page(va);
+        true
+    }
+
+    /// If `va` lies in a large page, gives it these rights, which are no less than before: what
+    /// others have of it is meant to be shared. Otherwise false.
+    pub fn allow_huge(&mut self, va: u64, prot: Prot) -> bool {
+        let Some(slot) = self.huge_slot(va) else { return false };
         assert!(prot.contains(slot.get().prot()), "a right would go without a shootdown");
         slot.set(slot.get().with_prot(prot));
         flush_user_page(va);
@@ -503,9 +520,11 @@ impl PageTable {
             for (left, taken) in self.mapped.iter_mut().zip(gather.taken) {
                 *left.get_mut() -= taken;
             }
-            let pooled = (gather.taken[PageKind::Hugetlb as usize] / ENTRIES as u64) as i64;
-            self.count_huge(PageKind::Hugetlb, -pooled);
-            self.count_huge(PageKind::Anonymous, pooled - gather.huge.len() as i64);
+            if !gather.huge.is_empty() {
+                for (kind, taken) in PageKind::ALL.into_iter().zip(gather.taken_huge) {
+                    self.count_huge(kind, -(taken as i64));
+                }
+            }
             gather.finish(&self.space);
             gather.huge.iter().for_each(|_| self.free_aside());
         }
@@ -634,8 +653,9 @@ impl PageTable {
 
 impl Drop for PageTable {
     fn drop(&mut self) {
-        let pooled = self.mapped(PageKind::Hugetlb) / ENTRIES as u64;
-        self.count_huge(PageKind::Anonymous, pooled as i64 - self.huge as i64);
+        for (kind, mapped) in PageKind::ALL.into_iter().zip(self.huge) {
+            self.count_huge(kind, -(mapped as i64));
+        }
         while self.aside.is_some() {
             self.free_aside();
         }
@@ -656,6 +676,8 @@ pub(super) struct Gather {
     /// First and last page unmapped.
     pages: Option<(u64, u64)>,
     pub(super) taken: [u64; KINDS],
+    /// Large pages among them.
+    taken_huge: [u64; KINDS],
     tables: u64,
     unused: Range<u64>,
     /// The top table, with exclusive access.
@@ -676,6 +698,7 @@ impl Gather {
             huge: ArrayVec::new(),
             pages: None,
             taken: [0; KINDS],
+            taken_huge: [0; KINDS],
             tables: 0,
             unused: 0..0,
             root: None,
@@ -732,6 +755,7 @@ impl Visit for Gather {
             return ControlFlow::Break(());
         }
         self.taken[entry.kind() as usize] += ENTRIES as u64;
+        self.taken_huge[entry.kind() as usize] += 1;
         slot.set(Pte::EMPTY);
         let (from, _) = self.pages.unwrap_or((va, 0));
         self.pages = Some((from, va + HUGE_PAGE - PAGE));

@@ -49,6 +49,11 @@ impl Space {
         self.id
     }
 
+    /// The CPUs that have it loaded, a bit each, or had a moment ago.
+    pub fn cpus(&self) -> u32 {
+        self.tlb.cpus()
+    }
+
     /// An empty user half beside the kernel's.
     pub(super) fn new() -> Result<Space, OutOfMemory> {
         let root = new_root().ok_or(OutOfMemory)?;

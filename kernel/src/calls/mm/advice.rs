@@ -39,7 +39,7 @@ pub fn madvise(start: u64, length: u64, advice: u32) -> Result<u64> {
         }
         Action::Populate { write } => populate(&mm, start, end, write)?,
         Action::Remove => remove_from_files(&mm, start, end)?,
-        Action::Collapse => mm.with(|inner| inner.collapse(start, end))?,
+        Action::Collapse => mm.collapse(start, end)?,
     }
     Ok(0)
 }
