@@ -484,8 +484,8 @@ pub(crate) struct CompareArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestArgs {
     /// A level (host, audit, kernel, bochs, guest, settings, isolation, run,
-    /// dist, pages, people, hostile, differ, fuzz, bench, apps, sabotage) or a room, which is a
-    /// test name's part. Example: limen test guest
+    /// dist, pages, people, hostile, differ, fuzz, bench, apps, soak, sabotage) or a room, which is
+    /// a test name's part. Example: limen test guest
     #[arg(value_name = "LEVEL|ROOM")]
     pub(crate) what: Option<String>,
 
@@ -518,7 +518,8 @@ pub(crate) struct TestArgs {
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub(crate) seed: u64,
 
-    /// How long the level differ makes programs. Example: limen test differ --seed 5 --time 1h
+    /// How long the level differ makes programs, and soak runs them.
+    /// Example: limen test soak --time 1h
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = parse_duration)]
     pub(crate) time: Duration,
 

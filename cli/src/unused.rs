@@ -23,8 +23,8 @@ const OF_BENCH: [Row; 6] = [
 ];
 const OF_TEST: [Row; 5] = [
     ("seed", &["fuzz", "hostile", "differ"]),
-    ("time", &["differ"]),
-    ("smp", &["kernel", "guest", "hostile", "fuzz", "apps"]),
+    ("time", &["differ", "soak"]),
+    ("smp", &["kernel", "guest", "hostile", "fuzz", "apps", "soak"]),
     ("jobs", &["apps"]),
     ("all", &["apps", "guest", "sabotage"]),
 ];

@@ -19,6 +19,7 @@
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
 //! | bench | the benches of what grows, scales and guests cost, tiny, Limen alone | both |
 //! | apps | `guest/apps.toml` | QEMU |
+//! | soak | the same again and again in one machine, for as long as `--time` says | QEMU |
 //!
 //! A test that takes longer than two seconds is named on stderr while it runs (`watch.rs`).
 //! Each level prints `LEVEL: N passed, N failed`; what failed is said once more behind all of them
@@ -61,6 +62,7 @@ mod sabotage;
 mod sandboxers;
 mod sentences;
 mod settings;
+mod soak;
 mod traces;
 pub(crate) mod vmscape;
 mod waiting;
@@ -97,7 +99,7 @@ pub(crate) struct Context {
     pub(crate) all: bool,
     /// Seed of the fuzzer; 0: a new one.
     pub(crate) seed: u64,
-    /// How long the level differ makes programs.
+    /// How long the level differ makes programs, and a soak lasts.
     pub(crate) time: Duration,
     /// Show the output of tests that pass, too.
     pub(crate) verbose: bool,
@@ -163,7 +165,7 @@ struct Level {
 }
 
 /// In order: the quick ones first.
-const LEVELS: [Level; 17] = [
+const LEVELS: [Level; 18] = [
     Level { name: "host", run: host::run, names: host::names },
     Level {
         name: "audit",
@@ -187,14 +189,15 @@ const LEVELS: [Level; 17] = [
     Level { name: "fuzz", run: hostile::run_fuzz, names: |_| Ok(vec!["fuzz::long".to_owned()]) },
     Level { name: "bench", run: bench::run, names: |_| Ok(bench::names()) },
     Level { name: "apps", run: apps::run, names: apps::names },
+    Level { name: "soak", run: soak::run, names: apps::names },
 ];
 
 /// What the last line begins with.
 const LAST_LINE: &str = "all levels: ";
 
 /// Levels that run only when named: the long fuzz run takes ten minutes (a short one is in
-/// `hostile`); the tests of `people` are in other levels, too.
-const ONLY_BY_NAME: [&str; 2] = ["fuzz", "people"];
+/// `hostile`), a soak as long as one likes; the tests of `people` are in other levels, too.
+const ONLY_BY_NAME: [&str; 3] = ["fuzz", "people", "soak"];
 
 /// Whether a word names a level.
 pub(crate) fn is_level(what: &str) -> bool {

@@ -43,6 +43,11 @@ impl Accounts {
         Some(Accounts(lines.collect()))
     }
 
+    /// Frames of memory in use.
+    pub fn frames(&self) -> i64 {
+        self.0.get("used_frames").copied().unwrap_or_default()
+    }
+
     /// What there is more than before, in words; None if nothing.
     fn difference(&self, before: &Accounts) -> Option<String> {
         let mut words = Vec::new();

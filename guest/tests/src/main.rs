@@ -66,6 +66,7 @@ mod segments;
 mod settle;
 mod signals;
 mod sizes;
+mod soak;
 mod sockets;
 mod storm;
 mod sys;
@@ -148,6 +149,7 @@ const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER]
        differ run [--seed S] [--first N] [--count N] [--seconds N] | differ show FILE
        hogs [FILTER], in a VM only | hooks, refusals, in a VM of Limen's only | elf-cases
        errors [CALL] | errors merge FILE FILE | errors differ FILE, as root
+       soak [--seconds N], programs on standard input, in a VM only
        landlock-matrix | landlock-ports, where nobody else works
        as-init run|run-all …, as the first process of a bare kernel";
 
@@ -212,6 +214,7 @@ fn main() {
         "refusals" => refusals::main(),
         "landlock-matrix" => landlock_matrix::main(),
         "landlock-ports" => landlock_ports::main(),
+        "soak" => soak::main(option(&args, "--seconds", 0)),
         "storm" => {
             let (count, jobs) = (option(&args, "--count", 200), option(&args, "--jobs", 8));
             storm::main(word(2), count as u32, jobs as u32)

@@ -14,7 +14,7 @@ use serde::Deserialize;
 /// Where the list is in the repository.
 pub(crate) const PATH: &str = "guest/apps.toml";
 /// Where Debian's packages put programs: what else a caller's PATH leads to is not what is tested.
-pub(super) const SEARCH: &str = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games";
+pub(in crate::test) const SEARCH: &str = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games";
 /// Programs whose arguments are scripts, with names of other programs in them.
 const SHELLS: [&str; 3] = ["sh", "bash", "dash"];
 
@@ -22,7 +22,7 @@ const SHELLS: [&str; 3] = ["sh", "bash", "dash"];
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
-    pub(super) app: Vec<App>,
+    pub(in crate::test) app: Vec<App>,
     /// Packages that every Debian system has.
     always: BTreeSet<String>,
     /// What each package brings: programs by name, or paths.
@@ -33,10 +33,10 @@ pub(crate) struct Manifest {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct App {
-    pub(super) name: String,
+    pub(in crate::test) name: String,
     pub(super) packages: Vec<String>,
-    pub(super) run: Vec<String>,
-    pub(super) stdin: Option<String>,
+    pub(in crate::test) run: Vec<String>,
+    pub(in crate::test) stdin: Option<String>,
     pub(super) stdout: Option<String>,
     pub(super) regex: Option<String>,
     #[serde(default)]
@@ -57,7 +57,7 @@ pub(crate) struct App {
 }
 
 impl Manifest {
-    pub(super) fn parse(text: &str) -> Result<Self, toml::de::Error> {
+    pub(in crate::test) fn parse(text: &str) -> Result<Self, toml::de::Error> {
         toml::from_str(text)
     }
 

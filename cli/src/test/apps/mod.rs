@@ -79,28 +79,34 @@ impl Returns {
 type Shares = Mutex<Vec<(f64, String)>>;
 
 /// What a run gave.
-struct Ran {
-    status: i32,
-    stdout: String,
-    stderr: String,
+pub(super) struct Ran {
+    pub(super) status: i32,
+    pub(super) stdout: String,
+    pub(super) stderr: String,
 }
 
-pub(super) fn run(context: &Context) -> Result<Summary, Error> {
+/// The programs that were asked for and are there, or can be installed; how many are not.
+pub(super) fn wanted(context: &Context) -> Result<(Vec<App>, usize), Error> {
     let manifest = manifest(context)?;
     let mut wanted: Vec<App> =
         manifest.app.iter().filter(|app| context.wants(&app.name)).cloned().collect();
     packages::install(&manifest.missing(&wanted))?;
-    let mut total = Summary::default();
+    let mut skipped = 0;
     wanted.retain(|app| {
         let missing = manifest.missing(std::slice::from_ref(app));
         if !missing.is_empty() {
             tell!("app {} ... skipped (not installed: {})", app.name, missing.join(" "));
-            total.skipped += 1;
+            skipped += 1;
         }
         missing.is_empty()
     });
+    Ok((wanted, skipped))
+}
+
+pub(super) fn run(context: &Context) -> Result<Summary, Error> {
+    let (wanted, skipped) = wanted(context)?;
     let next = AtomicUsize::new(0);
-    let total = Mutex::new(total);
+    let total = Mutex::new(Summary { skipped, ..Summary::default() });
     let shares = Shares::default();
     std::thread::scope(|scope| {
         for _ in 0..context.jobs {
@@ -183,7 +189,8 @@ fn one(context: &Context, app: &App, turn: usize, shares: &Shares) -> Summary {
     summary
 }
 
-fn on_host(app: &App) -> Result<Ran, String> {
+/// Runs and judges one program here.
+pub(super) fn on_host(app: &App) -> Result<Ran, String> {
     let _running = Running::begin(&format!("app {} on the host", app.name));
     let mut command = Command::new(&app.run[0]);
     command.args(&app.run[1..]).current_dir(CWD);
@@ -275,7 +282,7 @@ fn ran(command: &mut Command, app: &App, limit: Duration) -> Result<Ran, Error> 
 }
 
 /// The first difference from what the entry and the host say.
-fn judge(app: &App, host: &Ran, got: &Ran) -> Result<(), String> {
+pub(super) fn judge(app: &App, host: &Ran, got: &Ran) -> Result<(), String> {
     let fail = |what: String| {
         let last: Vec<&str> = got.stderr.lines().rev().take(3).collect();
         Err(format!("{what}; stderr ends {last:?}"))
