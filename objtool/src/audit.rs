@@ -19,7 +19,7 @@ use crate::allow::{self, Allow};
 use crate::elf::{Image, Reloc};
 use crate::report::{Evidence, Finding, FindingKind, Report};
 use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
-use crate::{entry_text, finish, landing, relocs, returns, static_calls};
+use crate::{entry_text, finish, landing, relocs, returns, static_calls, untrained};
 
 /// Name of the compiler's table.
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
@@ -107,6 +107,7 @@ pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error
     audit.static_calls();
     audit.returns();
     audit.entry_text();
+    audit.untrained();
     audit.landing(data);
     audit.moves();
     audit.find_functions(options.strict_hashes);
@@ -288,6 +289,14 @@ impl Audit<'_> {
         match entry_text::prove(&self.image, &ranges) {
             Ok(proved) => self.report.entry_text = proved,
             Err(broken) => self.note(FindingKind::EntryText, broken.at, broken.what.into()),
+        }
+    }
+
+    fn untrained(&mut self) {
+        let ranges = finish::entry_text(&self.image);
+        match untrained::prove(&self.image, &ranges) {
+            Ok(proved) => self.report.untrained = proved,
+            Err(broken) => self.note(FindingKind::Return, broken.at, broken.what.into()),
         }
     }
 

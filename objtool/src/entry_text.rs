@@ -29,13 +29,13 @@ use crate::finish::JUMP_TABLE;
 /// Where entries begin: SYSCALL's, and those of paranoid vectors.
 const ENTRIES: [&str; 2] = ["syscall_entry", "paranoid_"];
 /// The stubs of all vectors, and their size.
-const STUBS: &str = "vector_stubs";
-const STUB_BYTES: u64 = 16;
-const VECTORS: u64 = 256;
+pub(crate) const STUBS: &str = "vector_stubs";
+pub(crate) const STUB_BYTES: u64 = 16;
+pub(crate) const VECTORS: u64 = 256;
 /// Where an entry has caught up.
 const ENTERED: &str = "context_entered_";
 /// An interrupt of the kernel: there is nothing to catch up with.
-const NO_ENTRY: &str = "vector_from_kernel";
+pub(crate) const NO_ENTRY: &str = "vector_from_kernel";
 /// Where an exit has said that the CPU is in user mode.
 const LEFT: &str = "context_left_";
 /// Addresses that come and go, although they are in the image.
@@ -112,7 +112,7 @@ pub fn prove(image: &Image<'_>, entry_text: &[Range<u64>]) -> Result<Option<Prov
 }
 
 /// Static branches of the image: each site and its other side.
-fn choices(image: &Image<'_>) -> BTreeMap<u64, u64> {
+pub(crate) fn choices(image: &Image<'_>) -> BTreeMap<u64, u64> {
     let Some(piece) = image.section(JUMP_TABLE) else { return BTreeMap::new() };
     let (raws, _) = piece.bytes.as_chunks::<RAW_LEN>();
     let addresses = (piece.address..).step_by(RAW_LEN);

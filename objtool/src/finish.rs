@@ -34,8 +34,12 @@ use crate::{relocs, returns, static_calls};
 pub const JUMP_TABLE: &str = "__jump_table";
 /// Text that runs before a CPU has caught up with text patches.
 pub const ENTRY_TEXT: &str = ".entry.text";
-/// Symbols around it, where the linker script has merged the section into `.text`.
-pub const ENTRY_BOUNDS: [&str; 2] = ["__entry_text_start", "__entry_text_end"];
+/// Symbols around it, where the linker script has merged the section into `.text`; and around what
+/// must lie far from the rest.
+pub const ENTRY_BOUNDS: [[&str; 2]; 2] = [
+    ["__entry_text_start", "__entry_text_end"],
+    ["__entry_text_far_start", "__entry_text_far_end"],
+];
 /// The base of all offsets is the lowest site, rounded down to this.
 const BASE_ALIGN: u64 = 4096;
 
@@ -284,8 +288,10 @@ fn at(audit: &Audit<'_>, address: u64, what: &str) -> Error {
 /// Address ranges of entry text.
 pub(crate) fn entry_text(image: &Image<'_>) -> Vec<Range<u64>> {
     let section = image.section(ENTRY_TEXT).map(|piece| piece.address..piece.end());
-    let [start, end] = ENTRY_BOUNDS.map(|name| image.symbol(name));
-    let bounds = start.zip(end).map(|(start, end)| start..end);
+    let bounds = ENTRY_BOUNDS.iter().filter_map(|names| {
+        let [start, end] = names.map(|name| image.symbol(name));
+        Some(start?..end?)
+    });
     section.into_iter().chain(bounds).collect()
 }
 

@@ -16,6 +16,7 @@ pub mod rewrite;
 pub mod scan;
 pub mod sequence;
 pub mod static_calls;
+pub mod untrained;
 
 use std::path::{Path, PathBuf};
 

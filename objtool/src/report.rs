@@ -9,6 +9,7 @@ use crate::landing::Landing;
 use crate::relocs;
 use crate::returns::Returns;
 use crate::static_calls::Totals;
+use crate::untrained::Untrained;
 
 /// Class of a finding. Each one makes the audit fail unless the allow list covers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -169,6 +170,8 @@ pub struct Report {
     pub returns: Option<Returns>,
     /// What was proved of entry text; `None` if the image has none of this kernel.
     pub entry_text: Option<Proved>,
+    /// What was proved of ways in where returns are untrained; `None` if nothing untrains.
+    pub untrained: Option<Untrained>,
     /// What was proved of landing pads; `None` if the image was not built for them.
     pub landing: Option<Landing>,
     /// What changes when the image is moved; `None` if it is not made for that.
@@ -275,6 +278,14 @@ impl Report {
                 f,
                 "entry text paths {:>8}  ({} calls, {} vectors, {} paranoid, {} ways out)",
                 p.instructions, p.calls, p.vectors, p.paranoid, p.exits
+            )?;
+        }
+        if let Some(u) = &self.untrained {
+            writeln!(
+                f,
+                "untrained before {:>8}  (a return: {} calls, {} vectors, {} paranoid, {} behind \
+                 guests)",
+                u.instructions, u.calls, u.vectors, u.paranoid, u.guests
             )?;
         }
         if let Some(l) = &self.landing {

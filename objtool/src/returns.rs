@@ -11,8 +11,9 @@
 //!   `-Zindirect-branch-cs-prefix` six, of which the last becomes int3 for good), and in a finished
 //!   image there is none left: all are plain.
 //! - Each relocation against the thunk (the linker's witness) is at a site.
-//! - The thunks lie in the upper half of a cache line, which is what they are for on CPUs with
-//!   indirect target selection, and the one for returns in entry text, where entries return.
+//! - The thunks for CPUs with indirect target selection lie in the upper half of a cache line,
+//!   which is what they are for; the one for returns in entry text, where entries return. Those of
+//!   other CPUs are `untrained`'s.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -49,17 +50,16 @@ struct PlainReturn {
     why: &'static str,
 }
 
-const PLAIN_RETURNS: [PlainReturn; 4] = [
+const PLAIN_RETURNS: [PlainReturn; 6] = [
     PlainReturn { symbol: THUNK, upper_half: true, why: "the thunk itself" },
-    PlainReturn {
-        symbol: "__x86_indirect_thunk_r11",
-        upper_half: true,
-        why: "the retpoline: its return is predicted by the call before it, and by nothing else",
-    },
+    PlainReturn { symbol: "untrain_overlaid_thunk", upper_half: false, why: "as the thunk" },
+    PlainReturn { symbol: "untrain_safe_return", upper_half: false, why: "as the thunk" },
+    PlainReturn { symbol: "untrain_alias_return", upper_half: false, why: "as the thunk" },
     PlainReturn {
         symbol: "clear_bhb_*",
         upper_half: true,
-        why: "the loop's own branches are the history that it leaves",
+        why: "the loop's own branches are the history that it leaves; no CPU that needs it is one \
+              whose returns are untrained",
     },
     PlainReturn {
         symbol: "boot_enable_long_mode",

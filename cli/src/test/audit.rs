@@ -5,6 +5,7 @@ use std::path::Path;
 
 use objtool::entry_text::Proved;
 use objtool::ordering::Place;
+use objtool::untrained::Untrained;
 
 use super::{Context, Summary};
 use crate::Error;
@@ -14,6 +15,11 @@ use crate::Error;
 /// stub for each vector, the four vectors that may hit anything, and the ways back: to programs,
 /// theirs, to a guest of AMD's, and to one of Intel's and out of it.
 const WAYS: Proved = Proved { calls: 9, vectors: 256, paranoid: 4, exits: 8, instructions: 0 };
+
+/// The ways into it, each of which must have untrained returns before the first of them, where that
+/// is chosen: the same, and behind the exits of guests of AMD's and of Intel's.
+const INTO: Untrained =
+    Untrained { calls: 9, vectors: 256, paranoid: 4, guests: 2, instructions: 0 };
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let clean = crate::check::audit(&context.kernel)?;
@@ -55,6 +61,10 @@ pub(super) fn refusal(kernel: &Path) -> Option<String> {
 fn missed(report: &objtool::Report) -> Option<String> {
     if report.returns.is_none_or(|returns| returns.by_relocation == 0) {
         return Some("returns: none was looked at".into());
+    }
+    let untrained = report.untrained.map(|walked| Untrained { instructions: 0, ..walked });
+    if untrained != Some(INTO) {
+        return Some(format!("untrained: not all ways in are walked: {untrained:?}"));
     }
     let walked = report.entry_text.map(|walked| Proved { instructions: 0, ..walked });
     (walked != Some(WAYS)).then(|| format!("entry text: not all ways are walked: {walked:?}"))

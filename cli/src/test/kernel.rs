@@ -52,12 +52,14 @@ const PARAMETERS: [(&str, &str, &[&str]); 11] = [
 
 /// CPUs that nobody here has, by name (`limen mitigations --list`), and parameters: with their
 /// facts every path runs in emulation, and stepping through the boundary sees which sequence ran.
-const CPUS: [(&str, &str); 6] = [
+const CPUS: [(&str, &str); 8] = [
     ("icelake-sp", ""),
     ("sapphirerapids", "spectre_v2=eibrs,lfence"),
     ("skylake", ""),
     ("alderlake-e-core", "spectre_v2_user=on"),
+    ("zen1", "retbleed=unret spec_rstack_overflow=off pti=on"),
     ("zen2", "spectre_v2_user=seccomp spec_store_bypass_disable=on"),
+    ("zen3", "spec_rstack_overflow=ibpb"),
     ("zen4", "vmscape=ibpb"),
 ];
 /// The tests that each of them runs.

@@ -24,6 +24,9 @@ use chacha20::ChaCha20Rng;
 use chacha20::rand_core::{Rng, SeedableRng};
 use formats::params;
 use formats::pvh::{Memory as _, StartInfo};
+use mitigations::Facts;
+use mitigations::spec_rstack_overflow::untrains_by_alias;
+use text_patching::untrain::has_alias_above;
 
 use super::{LowMemory, loader_says};
 use crate::cpu::{self, PAGE_SIZE, image_phys, kernel_base, phys_to_virt};
@@ -68,6 +71,9 @@ const ENTRIES: u64 = 512;
 /// Present and writable: all that boot tables say.
 const OPEN: u64 = 3;
 const MAX_COMMAND_LINE: u64 = 4096;
+/// Places that are tried for the image, where three of four will not do; if none does, which comes
+/// once in 10^16 boots, it stays where it was linked.
+const IMAGE_DRAWS: usize = 128;
 
 /// What is added to the addresses of each area; `boot.S` knows the order.
 #[derive(Clone, Copy)]
@@ -81,8 +87,8 @@ impl Slides {
     const NONE: Slides = Slides { image: 0, direct_map: 0, vmap: 0 };
 
     /// Random ones, for an image with these physical addresses and memory that ends at
-    /// `memory_end`.
-    fn draw(image: &Range<u64>, memory_end: u64) -> Slides {
+    /// `memory_end`. `alias`: an address of the image whose alias must stay one.
+    fn draw(image: &Range<u64>, memory_end: u64, alias: Option<u64>) -> Slides {
         let mut generator = ChaCha20Rng::from_seed(entropy::early_seed());
         let mut below = |limit: u64| {
             let word = u128::from(generator.next_u64());
@@ -96,14 +102,13 @@ impl Slides {
         if place % ENTRIES > ENTRIES - LOW_ENTRIES {
             place -= LOW_ENTRIES;
         }
+        let is_good = |slide: &u64| alias.is_none_or(|at| has_alias_above(at + slide));
+        let mut draws = (0..IMAGE_DRAWS).map(|_| below(pages) * PAGE);
+        let image = draws.find(is_good).unwrap_or(0);
         // All of mapped memory lies below one entry of the top table, which all roots share.
         let slot = below((VMAP_END - VMAP) / span(3));
         let in_slot = below((span(3) - cpu::VMAP_BYTES) / span(1));
-        Slides {
-            image: below(pages) * PAGE,
-            direct_map: place * span(2),
-            vmap: slot * span(3) + in_slot * span(1),
-        }
+        Slides { image, direct_map: place * span(2), vmap: slot * span(3) + in_slot * span(1) }
     }
 }
 
@@ -113,9 +118,13 @@ impl Slides {
 extern "C" fn boot_choose_places(start_info: u64, magic: u32) {
     let image = image_phys();
     // Where the loader's structures cannot be read, boot ends a little later, with a message.
+    let mut line = [0; MAX_COMMAND_LINE as usize];
     let slides = match loader_says(start_info, magic) {
-        Ok(start) if is_wanted(&start) => Slides::draw(&image, start.memory.end()),
-        _ => Slides::NONE,
+        Ok(start) => match command_line(&start, &mut line) {
+            line if is_wanted(line) => Slides::draw(&image, start.memory.end(), alias(line)),
+            _ => Slides::NONE,
+        },
+        Err(_) => Slides::NONE,
     };
     for (n, slide) in [slides.image, slides.direct_map, slides.vmap].into_iter().enumerate() {
         put(&raw const boot_slides as u64, n, slide);
@@ -123,10 +132,21 @@ extern "C" fn boot_choose_places(start_info: u64, magic: u32) {
     map(&slides, &image);
 }
 
-fn is_wanted(start: &StartInfo) -> bool {
+fn is_wanted(line: &str) -> bool {
     // SAFETY: the linker script puts the symbol at the list's first word, which is never written.
     let is_listed = unsafe { (&raw const __limen_relocs_start).read_volatile() } != 0;
-    let mut line = [0; MAX_COMMAND_LINE as usize];
+    is_listed && !params::has_flag(line, "nokaslr")
+}
+
+/// What must keep its alias (`text::untrain`), where the CPU needs it: the image has a quarter of
+/// the places then.
+fn alias(line: &str) -> Option<u64> {
+    let facts = Facts::from_cpuid(cpu::cpuid);
+    let is_needed = params::find(line, "cpu-facts").is_some() || untrains_by_alias(&facts);
+    is_needed.then(crate::text::untrain::alias)
+}
+
+fn command_line<'a>(start: &StartInfo, line: &'a mut [u8]) -> &'a str {
     let mut len = 0;
     for at in 0..MAX_COMMAND_LINE {
         let byte = &mut line[len..=len];
@@ -136,8 +156,7 @@ fn is_wanted(start: &StartInfo) -> bool {
         }
         len += 1;
     }
-    let line = core::str::from_utf8(&line[..len]).unwrap_or("");
-    is_listed && !params::has_flag(line, "nokaslr")
+    core::str::from_utf8(&line[..len]).unwrap_or("")
 }
 
 /// Writes a word of the boot section, which is linked at its physical address.

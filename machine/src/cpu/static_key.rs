@@ -66,6 +66,14 @@ pub mod id {
     pub const CALL_BEHIND_GUESTS: u32 = 23;
     /// Whether system calls begin at one address of their stack.
     pub const NO_STACK_OFFSET: u32 = 24;
+    /// See `mitigations`.
+    pub const UNTRAIN: u32 = 25;
+    /// See `mitigations`.
+    pub const UNTRAIN_SAFE: u32 = 26;
+    /// See `mitigations`.
+    pub const UNTRAIN_ALIAS: u32 = 27;
+    /// See `text::untrain`.
+    pub const SAFE_RETURNS: u32 = 28;
     /// A key of the in-kernel tests.
     pub const KTEST: u32 = 2;
     /// A key of the in-kernel tests with a site of the other kind.

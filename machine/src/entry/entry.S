@@ -219,9 +219,10 @@ context_left_\name:
     mov %rax, %rsi
     clear_registers
     check_cleared
-    enter_\tracking \name
+    // Before the catch-up, which returns.
     if_key {SYSCALL_GUARD}, guard_\name
 guarded_\name:
+    enter_\tracking \name
     // The kernel's frames begin at another address at each call, up to 1 KiB below this frame.
     if_key {NO_STACK_OFFSET}, 1f
     mov %gs:{STACK_SECRET}, %rax
@@ -383,7 +384,8 @@ kernel_ds_selector:
 
 // -----------------------------------------------------------------------------------------------
 // What is done about speculation when a program has entered the kernel, before the first return or
-// indirect branch. CR3 and GS: the kernel's. Clobbers RAX, RCX and RDX.
+// indirect branch: objtool walks every way in (objtool/src/untrained.rs). CR3 and GS: the kernel's.
+// The CPU has not caught up. Clobbers RAX, RCX and RDX.
 .globl guard_entry
 .type guard_entry, @function
 .balign 16
@@ -392,7 +394,16 @@ guard_entry:
 guarded_ibpb:
     if_key {KERNEL_IBRS}, guard_ibrs
 guarded_ibrs:
+    if_key {UNTRAIN}, guard_untrain
     jmp __x86_return_thunk
+    int3
+// Takes from the predictor what others have left for the kernel's one return, and returns by it
+// (machine/src/text/untrain.rs). Called behind guests, too. Clobbers RAX.
+.globl guard_untrain
+guard_untrain:
+    if_key {UNTRAIN_SAFE}, untrain_safe
+    if_key {UNTRAIN_ALIAS}, untrain_alias
+    jmp untrain_overlaid
     int3
 .globl guard_ibpb
 guard_ibpb:
@@ -593,11 +604,11 @@ vector_from_user_stack:
     jnz register_is_left
     .endif
     check_cleared
+    if_key {VECTOR_GUARD}, guard_vector
+guarded_vector:
     cmpl ${TRACKING_PENDING}, %gs:{TRACKING}
     jae vector_tracked
     enter_told vector
-    if_key {VECTOR_GUARD}, guard_vector
-guarded_vector:
     // rdi: &mut PtRegs, rsi: vector. GS: the kernel's. IF=0.
     call vector_from_user
     jmp return_to_user

@@ -20,7 +20,7 @@ use crate::memory::{USER_END, uaccess};
 use crate::mitigations::behind_guests;
 use crate::panic;
 use crate::text::static_branch::{self, StaticKey, at_boot, static_branch_unlikely};
-use crate::text::{cfi, text_poke};
+use crate::text::{cfi, text_poke, untrain};
 
 pub mod descriptors;
 pub mod trace;
@@ -81,6 +81,9 @@ global_asm!(
     NO_FENCE_USER = const at_boot(static_branch::id::NO_FENCE_USER),
     NO_FENCE_KERNEL = const at_boot(static_branch::id::NO_FENCE_KERNEL),
     VERW_ON_EXIT = const at_boot(static_branch::id::VERW_ON_EXIT),
+    UNTRAIN = const at_boot(static_branch::id::UNTRAIN),
+    UNTRAIN_SAFE = const at_boot(static_branch::id::UNTRAIN_SAFE),
+    UNTRAIN_ALIAS = const at_boot(static_branch::id::UNTRAIN_ALIAS),
     NO_STACK_OFFSET = const at_boot(static_branch::id::NO_STACK_OFFSET),
     STACK_SECRET = const offset_of!(CpuLocal, stack_secret),
     STACK_STEP = const STACK_STEP,
@@ -366,6 +369,12 @@ fn count_iret(origin: usize, reason: IretReason) -> bool {
 
 #[unsafe(no_mangle)]
 extern "C" fn vector_from_kernel_rust(regs: &mut PtRegs, number: u64) {
+    serve_kernel(regs, number);
+    untrain::finish_return(regs);
+}
+
+#[inline(always)]
+fn serve_kernel(regs: &mut PtRegs, number: u64) {
     uaccess::close_in_handler();
     #[cfg(feature = "ktest")]
     crate::ktest::handler::began(regs, crate::ktest::handler::Place::Kernel);
@@ -485,6 +494,12 @@ fn kind(number: u8) -> InterruptKind {
 
 #[unsafe(no_mangle)]
 extern "C" fn paranoid_from_kernel(regs: &mut PtRegs, number: u64) {
+    serve_paranoid(regs, number);
+    untrain::finish_return(regs);
+}
+
+#[inline(always)]
+fn serve_paranoid(regs: &mut PtRegs, number: u64) {
     uaccess::close_in_handler();
     #[cfg(feature = "ktest")]
     crate::ktest::handler::began(regs, crate::ktest::handler::Place::Paranoid);

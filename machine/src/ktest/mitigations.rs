@@ -12,6 +12,7 @@ use mitigations::by_program::flag;
 use mitigations::plan::{Branches, Flush, Returns};
 use mitigations::spectre_v2_user::For;
 use text_patching::Text;
+use text_patching::return_site::Return;
 
 use super::Test;
 use crate::cpu::percpu::{self, cpu_id};
@@ -22,12 +23,13 @@ use crate::ensure;
 use crate::memory::USER_END;
 use crate::mitigations::{self as machine_mitigations, behind_guests, plan};
 use crate::text::text_poke::LiveText;
-use crate::text::thunk;
+use crate::text::untrain;
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "mitigations::loops_are_as_long_as_histories", run: loops },
     Test { name: "mitigations::masks_leave_nothing_outside", run: masks },
     Test { name: "mitigations::returns_and_branches_are_made_where_it_was_chosen", run: places },
+    Test { name: "mitigations::an_interrupted_return_is_finished", run: finished },
     Test { name: "mitigations::text_is_as_it_was_chosen", run: text },
     Test { name: "mitigations::a_guest_is_followed_by_one_flush", run: flush },
     Test { name: "mitigations::a_barrier_stands_between_those_who_ask", run: barriers },
@@ -52,6 +54,8 @@ static LOW_RETURNS: AtomicU32 = AtomicU32::new(0);
 
 /// Returns, those of them that the thunk made, and those in the lower half of a line.
 static RETURNS: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
+/// Steps in the middle of a safe return: before what takes away the thunk's own address, behind it.
+static IN_SAFE: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 /// Branches to r11, and those of them in the lower half of a line.
 static BRANCHES: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 
@@ -91,7 +95,14 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
     if let [0x41, 0xff, 0xd3 | 0xe3, ..] | [0x2e, 0x2e, 0x2e, 0x41, 0xff, 0xd3] = opcode {
         count(&BRANCHES, &[true, is_low(regs.rip)]);
     }
+    let is_thunk = machine_mitigations::returns() == Return::Thunk(regs.rip);
+    if untrain::is_safe_return(regs.rip) {
+        let is_first = untrain::safe_returns().contains(&regs.rip);
+        count(&IN_SAFE, &[is_first, !is_first]);
+    }
     match opcode[0] {
+        // The call of a thunk whose return is not seen: the step in the middle has it made.
+        0xe8 if is_thunk => count(&RETURNS, &[true, true, false]),
         0xe8 => {
             TAKEN.fetch_add(1, Ordering::SeqCst);
             let depth = DEPTH.fetch_add(1, Ordering::SeqCst) + 1;
@@ -101,7 +112,6 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
             TAKEN.fetch_add(1, Ordering::SeqCst);
             let is_loop = is_loop(regs.rip);
             LOW_RETURNS.fetch_add(u32::from(is_loop && is_low(regs.rip)), Ordering::SeqCst);
-            let is_thunk = regs.rip == thunk::return_thunk();
             count(&RETURNS, &[true, is_thunk, is_low(regs.rip)]);
             DEPTH.fetch_sub(1, Ordering::SeqCst);
         }
@@ -121,7 +131,7 @@ macro_rules! stepped {
     ($name:literal) => {{
         let _irq = IrqGuard::new();
         let counters = [&TAKEN, &DEPTH, &DEEPEST, &INSTRUCTIONS, &LOW_RETURNS];
-        for counter in counters.into_iter().chain(&RETURNS).chain(&BRANCHES) {
+        for counter in counters.into_iter().chain(&RETURNS).chain(&BRANCHES).chain(&IN_SAFE) {
             counter.store(0, Ordering::SeqCst);
         }
         COUNTING[cpu_id()].store(true, Ordering::SeqCst);
@@ -169,15 +179,40 @@ fn places() -> Result<(), String> {
     let [returns, thunked, low] = RETURNS.each_ref().map(|n| n.load(Ordering::SeqCst));
     let [branches, low_branches] = BRANCHES.each_ref().map(|n| n.load(Ordering::SeqCst));
     let plan = plan();
-    let wanted = if plan.returns == Returns::Plain { 0 } else { 3 };
     // A retpoline branches by a return of its own.
     let retpolines = u32::from(plan.branches == Branches::Thunk);
+    let wanted = if plan.returns == Returns::Plain { 0 } else { 3 + retpolines };
     ensure!(returns == 3 + retpolines, "{returns} returns");
     ensure!(thunked == wanted, "{thunked} returns by the thunk, not {wanted}");
     ensure!(branches == 1 - retpolines, "{branches} indirect branches");
     let is_aligned = plan.returns == Returns::Aligned;
     ensure!(!is_aligned || low == 0, "{low} returns in the lower half of a line");
     ensure!(!is_aligned || low_branches == 0, "a branch in the lower half of a line");
+    // Each step in a safe return is an interrupt of it: none has made its own return after that.
+    let in_safe = IN_SAFE.each_ref().map(|n| n.load(Ordering::SeqCst));
+    let wanted = if plan.returns.are_safe() { wanted } else { 0 };
+    ensure!(in_safe == [wanted, 0], "{in_safe:?} steps in safe returns, not {wanted} and none");
+    Ok(())
+}
+
+/// Frames of a CPU that was interrupted in and beside a safe return.
+fn finished() -> Result<(), String> {
+    // The thunk's return address, the function's, and what is behind it.
+    let stack = [1_u64, 2, 3];
+    let at = stack.as_ptr() as u64;
+    for start in untrain::safe_returns() {
+        for (offset, rsp, wanted) in [
+            (0, at, (2, at + 16)),
+            (5, at + 8, (2, at + 16)),
+            (6, at, (start + 6, at)),
+            (1, at, (start + 1, at)),
+        ] {
+            let mut regs = PtRegs { rip: start + offset, rsp, ..PtRegs::default() };
+            untrain::finish(&mut regs);
+            let found = (regs.rip, regs.rsp);
+            ensure!(found == wanted, "at byte {offset}: {found:x?}, not {wanted:x?}");
+        }
+    }
     Ok(())
 }
 

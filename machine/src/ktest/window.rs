@@ -16,6 +16,7 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use entry::{PtRegs, flags, selector};
+use mitigations::plan::Returns;
 
 use super::Test;
 use crate::context_tracking::ipi;
@@ -24,6 +25,7 @@ use crate::cpu::{self, MAX_CPUS, apic};
 use crate::ensure;
 use crate::entry::{descriptors, vector};
 use crate::memory::{self, Shared, Space, stack};
+use crate::text::untrain;
 
 pub(super) const TESTS: &[Test] =
     &[Test { name: "window::programs_tables_have_the_allowed_pages_only", run: shared_pages }];
@@ -72,6 +74,9 @@ unsafe extern "C" {
     static verw_before_sysret: u8;
     static verw_before_iret: u8;
     static unfenced_user: u8;
+    static untrain_overlaid: u8;
+    static untrain_safe: u8;
+    static untrain_alias: u8;
 }
 
 /// Bytes of LFENCE (0f ae e8).
@@ -87,6 +92,21 @@ pub fn odd_sequence() -> Option<&'static str> {
     let places = [
         ("IBPB at entries", (&raw const guard_ibpb) as u64, plan.ibpb_on_entry),
         ("IBRS at entries", (&raw const guard_ibrs) as u64, plan.ibrs_on_entry),
+        (
+            "what untrains the overlaid thunk",
+            (&raw const untrain_overlaid) as u64,
+            plan.returns == Returns::Overlaid,
+        ),
+        (
+            "what untrains safe returns",
+            (&raw const untrain_safe) as u64,
+            plan.returns == Returns::Safe,
+        ),
+        (
+            "what untrains by the alias",
+            (&raw const untrain_alias) as u64,
+            plan.returns == Returns::SafeAlias,
+        ),
         ("the short BHB loop", short, bhb(mitigations::bhi::BhbLoop::SHORT)),
         ("the long BHB loop", long, bhb(mitigations::bhi::BhbLoop::LONG)),
         ("VERW before SYSRET", (&raw const verw_before_sysret) as u64, plan.verw_on_exit),
@@ -195,6 +215,11 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
         // Or the same instruction would stop again (SDM 3B, 17.3.1.1).
         regs.rflags |= flags::RF;
         RUNS.fetch_add(1, Ordering::SeqCst);
+    }
+    if untrain::is_safe_return(regs.rip) {
+        // One of them lies far from the rest: on to where it returns.
+        regs.rflags |= flags::TF;
+        return true;
     }
     let Some(at) = offset(regs.rip) else {
         // In the kernel proper.

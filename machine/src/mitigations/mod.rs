@@ -35,7 +35,7 @@ use crate::memory;
 use crate::text::cfi;
 use crate::text::static_branch::{self, StaticKey, id, static_branch_unlikely};
 use crate::text::text_poke::LiveText;
-use crate::text::thunk;
+use crate::text::{thunk, untrain};
 
 pub mod behind_guests;
 
@@ -160,6 +160,9 @@ pub(crate) fn returns() -> Return {
     match plan().returns {
         Returns::Plain => Return::Plain,
         Returns::Aligned => Return::Thunk(thunk::return_thunk()),
+        Returns::Overlaid => Return::Thunk(untrain::overlaid_thunk()),
+        Returns::Safe => Return::Thunk(untrain::safe_thunk()),
+        Returns::SafeAlias => Return::Thunk(untrain::alias_thunk()),
     }
 }
 
@@ -181,11 +184,13 @@ macro_rules! keys {
         /// text is open.
         pub(crate) fn switch_sequences() {
             $(set::<$name>($on(plan()));)*
+            set::<untrain::SafeReturns>(plan().returns.are_safe());
         }
 
         /// Compares text with the plan: each site of each key.
         fn verify_keys() {
             $(verify_key(stringify!($name), id::$id, $on(plan()));)*
+            verify_key("SafeReturns", id::SAFE_RETURNS, plan().returns.are_safe());
         }
     };
 }
@@ -198,6 +203,10 @@ keys! {
     VectorGuard = VECTOR_GUARD, at_every_entry;
     EntryIbpb = ENTRY_IBPB, |plan: &Plan| plan.ibpb_on_entry;
     KernelIbrs = KERNEL_IBRS, |plan: &Plan| plan.ibrs_on_entry;
+    /// What returns are predicted by is cleaned, also behind guests.
+    Untrain = UNTRAIN, |plan: &Plan| plan.returns.untrains();
+    UntrainSafe = UNTRAIN_SAFE, |plan: &Plan| plan.returns == Returns::Safe;
+    UntrainAlias = UNTRAIN_ALIAS, |plan: &Plan| plan.returns == Returns::SafeAlias;
     EntryBhbShort = ENTRY_BHB_SHORT,
         |plan: &Plan| plan.bhb_on_entry == Some(mitigations::bhi::BhbLoop::SHORT);
     EntryBhbLong = ENTRY_BHB_LONG,
@@ -221,7 +230,7 @@ keys! {
 }
 
 fn at_every_entry(plan: &Plan) -> bool {
-    plan.ibpb_on_entry || plan.ibrs_on_entry
+    plan.ibpb_on_entry || plan.ibrs_on_entry || plan.returns.untrains()
 }
 
 fn at_switch(plan: &Plan) -> bool {
@@ -255,6 +264,9 @@ pub(crate) fn verify_text() {
     assert!(done.via == branches(), "mitigations: indirect branches are not as it was chosen");
     assert!(done.returns == returns(), "mitigations: returns are not as it was chosen");
     verify_keys();
+    if plan().returns.untrains() {
+        untrain::verify();
+    }
     crate::mitigations::behind_guests::verify_text();
 }
 

@@ -12,3 +12,4 @@ pub mod static_branch;
 pub mod static_call;
 pub(crate) mod text_poke;
 pub(crate) mod thunk;
+pub(crate) mod untrain;

@@ -2,8 +2,8 @@
 //! them at their own places cannot be trusted.
 //!
 //! The compiler calls `__x86_indirect_thunk_r11` for every indirect branch
-//! (`-Zretpoline-external-thunk`), target in R11: a return whose prediction is a harmless loop. It
-//! jumps to `__x86_return_thunk` for every return (`-Zfunction-return=thunk-extern`), which objtool
+//! (`-Zretpoline-external-thunk`), target in R11: a return whose prediction is a harmless loop,
+//! and which is made as all returns are. It jumps to `__x86_return_thunk` for every return (`-Zfunction-return=thunk-extern`), which objtool
 //! makes a plain one.
 //!
 //! Which form the sites get at boot is the choice of `mitigations`; the boot pass (`cfi`) writes
@@ -11,6 +11,7 @@
 //! (Intel, "Indirect Target Selection"), so every branch here is in the upper half, and objtool
 //! checks that. The return thunk is entry text, since entries return before they have caught up; in
 //! a section of its own, or the assembler would make jumps from nearby too short to be changed.
+//! Neighbour: `untrain` has the thunks of Zen 1 to 4.
 
 use core::arch::global_asm;
 
@@ -42,7 +43,7 @@ global_asm!(
         lfence
         jmp 1b
     2:  mov %r11, (%rsp)
-        ret
+        jmp __x86_return_thunk
         int3
     .size __x86_indirect_thunk_r11, . - __x86_indirect_thunk_r11
 

@@ -13,6 +13,8 @@
 \world\()_behind_fill:
     if_key {CALL_BEHIND_GUESTS}, \world\()_call
 \world\()_behind_call:
+    if_key {UNTRAIN}, \world\()_untrain
+\world\()_behind_untrain:
     // Aligned by 16, as a call wants it.
     sub $8, %rsp
     call context_leave_guest
@@ -38,4 +40,7 @@ context_entered_\world:
 1:  add $8, %rsp
     lfence
     jmp \world\()_behind_call
+\world\()_untrain:
+    call guard_untrain
+    jmp \world\()_behind_untrain
 .endm

@@ -55,6 +55,7 @@ global_asm!(
     IBPB_BEHIND_GUESTS = const static_branch::at_boot(static_branch::id::IBPB_BEHIND_GUESTS),
     FILL_BEHIND_GUESTS = const static_branch::at_boot(static_branch::id::FILL_BEHIND_GUESTS),
     CALL_BEHIND_GUESTS = const static_branch::at_boot(static_branch::id::CALL_BEHIND_GUESTS),
+    UNTRAIN = const static_branch::at_boot(static_branch::id::UNTRAIN),
     PRED_CMD = const offset_of!(CpuLocal, pred_cmd),
     PRED_CMD_MSR = const msr::PRED_CMD,
     CONTEXT = const offset_of!(CpuLocal, context) + offset_of!(CpuContext, state),

@@ -55,6 +55,26 @@ pub enum Returns {
     Plain,
     /// By a thunk that only returns, in the upper half of a cache line.
     Aligned,
+    /// By one return, which each entry untrains by an instruction that it is a part of.
+    Overlaid,
+    /// By one return behind a call of the thunk's own, untrained in the same way.
+    Safe,
+    /// The same, untrained at an address that is the same to the predictor.
+    SafeAlias,
+}
+
+impl Returns {
+    /// Whether each entry cleans what returns are predicted by.
+    #[must_use]
+    pub const fn untrains(self) -> bool {
+        matches!(self, Self::Overlaid | Self::Safe | Self::SafeAlias)
+    }
+
+    /// Whether a return goes behind a call of its own.
+    #[must_use]
+    pub const fn are_safe(self) -> bool {
+        matches!(self, Self::Safe | Self::SafeAlias)
+    }
 }
 
 /// What is done before the first return to a program behind a guest, on that CPU.
@@ -156,10 +176,7 @@ impl Plan {
         Self {
             pti: selection.meltdown.pti,
             branches: branches(selection),
-            returns: match selection.indirect_target_selection.mode {
-                indirect_target_selection::Mode::AlignedThunks => Returns::Aligned,
-                _ => Returns::Plain,
-            },
+            returns: returns(selection, facts),
             has_spec_ctrl: facts.has_spec_ctrl(),
             spec_ctrl: spec_ctrl_value(selection, facts),
             ibrs_on_entry: v2.mode == V2::Ibrs,
@@ -202,6 +219,23 @@ fn branches(selection: &Selection) -> Branches {
             indirect_target_selection::Mode::AlignedThunks => Branches::Aligned,
             _ => Branches::Direct,
         },
+    }
+}
+
+/// A safe return is as good for retbleed as the one that is only untrained.
+fn returns(selection: &Selection, facts: &Facts) -> Returns {
+    let its = selection.indirect_target_selection.mode;
+    if selection.spec_rstack_overflow.returns_safely() {
+        match spec_rstack_overflow::untrains_by_alias(facts) {
+            true => Returns::SafeAlias,
+            false => Returns::Safe,
+        }
+    } else if selection.retbleed.mode == retbleed::Mode::Unret {
+        Returns::Overlaid
+    } else if its == indirect_target_selection::Mode::AlignedThunks {
+        Returns::Aligned
+    } else {
+        Returns::Plain
     }
 }
 
@@ -313,9 +347,13 @@ pub struct Cost {
 /// Instructions of `machine/src/entry/entry.S` and `speculation.rs`, by what is switched on there.
 mod price {
     /// Out of line and back, and the questions there that say no.
-    pub(super) const GUARD: u32 = 6;
+    pub(super) const GUARD: u32 = 7;
     /// The same for what only system calls have.
     pub(super) const SYSCALL_GUARD: u32 = 4;
+    /// What untrains, but for the return that is its end: see `text_patching::untrain`.
+    pub(super) const OVERLAID: u32 = 6;
+    pub(super) const SAFE: u32 = 5;
+    pub(super) const ALIAS: u32 = 7;
     /// Register, value, write, and back.
     pub(super) const MSR: u32 = 5;
     /// VERW and the jump back.
@@ -333,7 +371,7 @@ impl Plan {
     #[must_use]
     pub fn system_call(&self) -> Cost {
         let mut cost = self.interrupt();
-        let guarded = self.ibpb_on_entry || self.ibrs_on_entry;
+        let guarded = self.is_guarded();
         if self.fence_swapgs_user {
             cost.instructions -= price::FENCE;
         }
@@ -343,17 +381,30 @@ impl Plan {
         }
         if guarded || self.bhb_on_entry.is_some() {
             cost.instructions += price::SYSCALL_GUARD;
+            cost.instructions +=
+                if self.returns.untrains() { self.one_return().instructions } else { 0 };
         }
         cost
+    }
+
+    /// Whether something is done at every entry.
+    const fn is_guarded(&self) -> bool {
+        self.ibpb_on_entry || self.ibrs_on_entry || self.returns.untrains()
     }
 
     /// One interrupt of a program, both ways.
     #[must_use]
     pub fn interrupt(&self) -> Cost {
         let mut cost = Cost::default();
-        if self.ibpb_on_entry || self.ibrs_on_entry {
+        if self.is_guarded() {
             cost.instructions += price::GUARD;
         }
+        cost.instructions += match self.returns {
+            Returns::Plain | Returns::Aligned => 0,
+            Returns::Overlaid => price::OVERLAID,
+            Returns::Safe => price::SAFE,
+            Returns::SafeAlias => price::ALIAS,
+        };
         // IBRS is taken back on the way out.
         let writes = u32::from(self.ibpb_on_entry) + 2 * u32::from(self.ibrs_on_entry);
         cost.msr_writes += writes;
@@ -373,7 +424,13 @@ impl Plan {
     /// One return of the kernel: a system call makes some dozens.
     #[must_use]
     pub fn one_return(&self) -> Cost {
-        Cost { instructions: u32::from(self.returns == Returns::Aligned), ..Cost::default() }
+        let instructions = match self.returns {
+            Returns::Plain => 0,
+            Returns::Aligned | Returns::Overlaid => 1,
+            // To the thunk, its call, and what takes that call's address away.
+            Returns::Safe | Returns::SafeAlias => 3,
+        };
+        Cost { instructions, ..Cost::default() }
     }
 
     /// One switch to a thread of another program that asked for what programs can ask for.
@@ -425,9 +482,13 @@ impl fmt::Display for Plan {
             Branches::Lfence => "LFENCE before branches",
             Branches::Aligned => "branches by an aligned thunk",
         })?;
-        if self.returns == Returns::Aligned {
-            f.write_str("; returns by an aligned thunk")?;
-        }
+        f.write_str(match self.returns {
+            Returns::Plain => "",
+            Returns::Aligned => "; returns by an aligned thunk",
+            Returns::Overlaid => "; returns by a thunk that entries untrain",
+            Returns::Safe => "; safe returns by a thunk that entries untrain",
+            Returns::SafeAlias => "; safe returns by a thunk that entries untrain by its alias",
+        })?;
         if self.spec_ctrl != 0 {
             write!(f, "; SPEC_CTRL {:#x}", self.spec_ctrl)?;
         }

@@ -233,11 +233,16 @@ mod tests {
             ..Facts::NONE
         };
         let (limen, linux) = (&Built::LIMEN, &Built::LINUX);
+        let without = Built { untrained_returns: false, ..Built::LIMEN };
         let unret = "Mitigation: untrained return thunk; SMT enabled with STIBP protection";
         let ibpb = "Mitigation: IBPB; SMT enabled with STIBP protection";
         for (facts, line, built, wanted) in [
             (&zen2, "", linux, unret),
-            (&zen2, "", limen, ibpb),
+            (&zen2, "", limen, unret),
+            (&zen2, "", &without, ibpb),
+            (&zen2, "retbleed=unret spec_rstack_overflow=off", limen, unret),
+            (&zen2, "retbleed=stuff", limen, unret),
+            (&zen2, "spec_rstack_overflow=ibpb", limen, ibpb),
             (&zen2, "retbleed=ibpb", linux, ibpb),
             (&zen2, "retbleed=off spec_rstack_overflow=off", limen, "Vulnerable"),
             (&zen2, "retbleed=off", linux, "Vulnerable"),

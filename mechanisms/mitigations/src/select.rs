@@ -39,8 +39,8 @@ impl Built {
     /// This kernel.
     pub const LIMEN: Self = Self {
         return_thunks: true,
-        untrained_returns: false,
-        safe_returns: false,
+        untrained_returns: true,
+        safe_returns: true,
         call_depth: false,
         bhb_clear_exit_to_user: true,
         vmx: false,

@@ -5,11 +5,11 @@
 
 use core::fmt;
 
-use crate::Facts;
 use crate::options::{Options, Vector};
 use crate::retbleed::{self, Retbleed};
 use crate::select::{Input, NOT_AFFECTED, VULNERABLE};
 use crate::table::{Row, listed};
+use crate::{Facts, Vendor};
 
 /// What was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,7 +102,20 @@ fn mode(input: &Input<'_>) -> Mode {
     }
 }
 
+/// Whether this CPU's predictor is untrained by an address that it takes for the same: that of Zen
+/// 3 and 4 is, those before by an instruction that the return is a part of.
+#[must_use]
+pub const fn untrains_by_alias(facts: &Facts) -> bool {
+    matches!(facts.vendor, Vendor::Amd) && facts.family == 0x19
+}
+
 impl SpecRstackOverflow {
+    /// Whether returns are safe ones.
+    #[must_use]
+    pub const fn returns_safely(&self) -> bool {
+        matches!(self.mode, Mode::SafeRet | Mode::SafeRetNoMicrocode)
+    }
+
     pub(crate) fn update(&mut self, input: &Input<'_>, retbleed: &Retbleed) {
         if self.affected && retbleed.mode == retbleed::Mode::Ibpb && input.facts.ibpb_brtype() {
             self.mode = Mode::Ibpb;
@@ -130,7 +143,9 @@ impl fmt::Display for SpecRstackOverflow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{Smt, Vendor};
+    use crate::Plan;
+    use crate::facts::Smt;
+    use crate::plan::Returns;
     use crate::select::{Built, select};
 
     fn chosen(facts: &Facts, line: &str, built: &Built) -> Mode {
@@ -147,25 +162,65 @@ mod tests {
             smt: Smt::Active,
             ..Facts::NONE
         };
-        let (limen, linux) = (&Built::LIMEN, &Built::LINUX);
-        for (line, on_linux, on_limen) in [
-            ("", Mode::SafeRet, Mode::Ibpb),
-            ("spec_rstack_overflow=off", Mode::None, Mode::None),
-            ("spec_rstack_overflow=microcode", Mode::Microcode, Mode::Microcode),
-            ("spec_rstack_overflow=ibpb", Mode::Ibpb, Mode::Ibpb),
-            ("spec_rstack_overflow=ibpb-vmexit", Mode::IbpbOnVmexit, Mode::IbpbOnVmexit),
-            ("mitigations=auto;no_user_kernel,no_guest_host", Mode::Microcode, Mode::Microcode),
+        let without = Built { safe_returns: false, ..Built::LIMEN };
+        for (line, wanted) in [
+            ("", Mode::SafeRet),
+            ("spec_rstack_overflow=off", Mode::None),
+            ("spec_rstack_overflow=microcode", Mode::Microcode),
+            ("spec_rstack_overflow=safe-ret", Mode::SafeRet),
+            ("spec_rstack_overflow=ibpb", Mode::Ibpb),
+            ("spec_rstack_overflow=ibpb-vmexit", Mode::IbpbOnVmexit),
+            ("mitigations=auto;no_user_kernel,no_guest_host", Mode::Microcode),
         ] {
-            assert_eq!(chosen(&zen3, line, linux), on_linux, "{line}");
-            assert_eq!(chosen(&zen3, line, limen), on_limen, "{line}");
+            for built in [&Built::LIMEN, &Built::LINUX] {
+                assert_eq!(chosen(&zen3, line, built), wanted, "{line}");
+            }
         }
+        assert_eq!(chosen(&zen3, "", &without), Mode::Ibpb);
         let old = Facts { sbpb_works: false, ..zen3 };
-        assert_eq!(chosen(&old, "", linux), Mode::SafeRetNoMicrocode);
-        assert_eq!(chosen(&old, "", limen), Mode::NoMicrocode);
+        assert_eq!(chosen(&old, "", &Built::LIMEN), Mode::SafeRetNoMicrocode);
+        assert_eq!(chosen(&old, "", &without), Mode::NoMicrocode);
         let guests_only = Facts { leaf8000_0021_eax: 1 << 30, ..zen3 };
-        assert_eq!(chosen(&guests_only, "", limen), Mode::IbpbOnVmexit);
+        assert_eq!(chosen(&guests_only, "", &Built::LIMEN), Mode::IbpbOnVmexit);
         let reduced = Facts { leaf8000_0021_eax: 3 << 30, ..zen3 };
-        assert_eq!(chosen(&reduced, "", limen), Mode::BpSpecReduce);
+        assert_eq!(chosen(&reduced, "", &Built::LIMEN), Mode::BpSpecReduce);
+    }
+
+    /// By what returns are made, and that each choice that names them in a report makes them so.
+    #[test]
+    fn who_returns_how() {
+        let facts = |family| Facts {
+            vendor: Vendor::Amd,
+            family,
+            leaf8000_0008_ebx: 1 << 12,
+            sbpb_works: true,
+            smt: Smt::Active,
+            ..Facts::NONE
+        };
+        let off = "spec_rstack_overflow=off";
+        for (family, line, wanted) in [
+            (0x17, "", Returns::Safe),
+            (0x17, off, Returns::Overlaid),
+            (0x17, "nosmt=force", Returns::Overlaid),
+            (0x17, "retbleed=off", Returns::Safe),
+            (0x17, "retbleed=ibpb", Returns::Plain),
+            (0x17, "spec_rstack_overflow=ibpb", Returns::Plain),
+            (0x17, "retbleed=off spec_rstack_overflow=off", Returns::Plain),
+            (0x17, "mitigations=off", Returns::Plain),
+            (0x19, "", Returns::SafeAlias),
+            (0x19, off, Returns::Plain),
+            (0x19, "spec_rstack_overflow=ibpb", Returns::Plain),
+            (0x19, "spec_rstack_overflow=microcode", Returns::Plain),
+            (0x1a, "", Returns::Safe),
+        ] {
+            let facts = facts(family);
+            let options = Options::parse(line, |_| ());
+            let selection = select(&facts, &options, &Built::LIMEN);
+            let plan = Plan::new(&selection, &facts, &options);
+            assert_eq!(plan.returns, wanted, "{family:#x} {line}");
+            // A barrier at every entry, or returns that are untrained: never both.
+            assert!(!(plan.ibpb_on_entry && plan.returns.untrains()), "{family:#x} {line}");
+        }
     }
 
     #[test]

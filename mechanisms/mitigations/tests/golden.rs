@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use mitigations::profiles::PROFILES;
 use mitigations::{Built, Options, Plan, select};
 
-const LINES: [&str; 12] = [
+const LINES: [&str; 14] = [
     "mitigations=off",
     "mitigations=auto,nosmt",
     "mitigations=auto;no_user_kernel,no_user_user",
@@ -19,6 +19,8 @@ const LINES: [&str; 12] = [
     "spectre_v2=eibrs,lfence spectre_bhi=vmexit",
     "mds=off tsx=on tsx_async_abort=off mmio_stale_data=off reg_file_data_sampling=off tsa=off",
     "retbleed=ibpb,nosmt spec_rstack_overflow=ibpb-vmexit",
+    "retbleed=unret spec_rstack_overflow=off",
+    "retbleed=off spec_rstack_overflow=ibpb",
     "srbds=off gather_data_sampling=off l1tf=full indirect_target_selection=off",
     "vmscape=force spectre_v2_user=seccomp,ibpb spec_store_bypass_disable=seccomp",
 ];
@@ -106,6 +108,13 @@ fn reports_and_plans_agree() {
             let every_entry = said("retbleed").starts_with("Mitigation: IBPB")
                 || said("spec_rstack_overflow") == "Mitigation: IBPB";
             assert_eq!(every_entry, plan.ibpb_on_entry, "{context}");
+            let safe = said("spec_rstack_overflow").contains("Safe RET");
+            assert_eq!(safe, plan.returns.are_safe(), "{context}");
+            let untrained = said("retbleed").contains("untrained return thunk");
+            assert_eq!(safe || untrained, plan.returns.untrains(), "{context}");
+            // The loop's own returns are plain.
+            let loops = plan.bhb_on_entry.is_some() || plan.guest.bhb.is_some();
+            assert!(!(loops && plan.returns.untrains()), "{context}");
             assert!(plan.pred_cmd != 0 || !plan.ibpb_on_entry, "{context}");
             assert!(plan.has_spec_ctrl || plan.spec_ctrl == 0, "{context}");
         }

@@ -18,5 +18,6 @@ pub mod site_table;
 pub mod static_call;
 pub mod tail;
 pub mod trap;
+pub mod untrain;
 
 pub use poke::{Anomaly, Code, Patch, Text, TextPoke, Unmapped, What};

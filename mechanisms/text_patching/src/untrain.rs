@@ -1,0 +1,231 @@
+//! Returns that a program cannot have trained, for Zen 1 to 4: sequences that untrain, and the
+//! thunks that they are laid over.
+//!
+//! These CPUs predict a return by what lies in the branch target buffer for its address, before it
+//! is decoded (AMD, "Technical guidance for mitigating branch type confusion"). So all returns of
+//! the kernel are one return, at one address, and each entry takes from the buffer what a program
+//! has left for that address. There are three forms:
+//!
+//! | Form | CPUs | Untrained by | The thunk |
+//! |---|---|---|---|
+//! | overlaid | Zen 1, 2 (retbleed) | `f6` before it: with its two bytes `test $0xcc, %bl` | `c3 cc` ret; int3 |
+//! | safe | Zen 1, 2 (SRSO) | `48 b8` before it: with its eight bytes `movabs` | call of `lea 8(%rsp), %rsp; ret`, then a trap |
+//! | alias | Zen 3, 4 (SRSO) | code at an address that is the same to the buffer | the same, at the other address |
+//!
+//! The first two execute the thunk's bytes as part of an instruction that does not branch: what was
+//! predicted there is found wrong, and forgotten. The third executes something else where the
+//! buffer sees the same place (AMD, "Technical update regarding speculative return stack overflow":
+//! addresses that differ in bits 2, 8, 14 and 20 and in no other). In the second and third the
+//! return is behind a call of the thunk's own, so that the return stack, too, predicts a trap and
+//! nothing that a program has put there.
+//!
+//! An interrupt between that call and its return takes the prediction that the call has made: so
+//! the handler makes the rest of the sequence itself ([`words_to_drop`]).
+//!
+//! objtool compares the image with these bytes, boot compares memory with them.
+
+use crate::poke::Text;
+
+/// The bits in which two addresses that are one to the branch target buffer of Zen 3 and 4 differ.
+pub const ALIAS_BITS: u64 = 1 << 2 | 1 << 8 | 1 << 14 | 1 << 20;
+/// A thunk begins a line of so many bytes where it is laid over what untrains it.
+pub const LINE: u64 = 64;
+
+/// What makes the thunk's `ret; int3` a `test $0xcc, %bl`.
+pub const OVERLAID_PREFIX: [u8; 1] = [0xf6];
+/// ret; int3; and behind them the fence that waits for the test, lfence.
+pub const OVERLAID: [u8; 5] = [0xc3, 0xcc, 0x0f, 0xae, 0xe8];
+/// What makes the safe return's eight bytes the operand of a `movabs`.
+pub const SAFE_PREFIX: [u8; 2] = [0x48, 0xb8];
+/// lea 8(%rsp), %rsp; ret; int3; int3; and behind them lfence.
+pub const SAFE: [u8; 11] = [0x48, 0x8d, 0x64, 0x24, 0x08, 0xc3, 0xcc, 0xcc, 0x0f, 0xae, 0xe8];
+/// lea 8(%rsp), %rsp; ret; int3.
+pub const ALIAS_RETURN: [u8; 7] = [0x48, 0x8d, 0x64, 0x24, 0x08, 0xc3, 0xcc];
+/// A nop of two bytes, lfence, and the opcode of the jump, which lies where the other address has
+/// its return.
+pub const ALIAS: [u8; 6] = [0x66, 0x90, 0x0f, 0xae, 0xe8, 0xe9];
+/// Where a safe return has its return, behind the lea.
+const SAFE_RET: u64 = 5;
+/// What lies on the stack before the lea: the thunk's own return address.
+const OWN_WORDS: u64 = 1;
+
+/// Whether the buffer of Zen 3 and 4 takes the two addresses for one.
+#[must_use]
+pub const fn is_alias(a: u64, b: u64) -> bool {
+    a ^ b == ALIAS_BITS
+}
+
+/// Whether one address can have the other as its alias above it, at a distance that no carry
+/// changes.
+#[must_use]
+pub const fn has_alias_above(at: u64) -> bool {
+    at & ALIAS_BITS == 0
+}
+
+/// What the rest of a safe return at `start` would do, if the CPU was interrupted at `rip`: how
+/// many words go from the stack before the return address. `None`: it was not interrupted there.
+#[must_use]
+pub const fn words_to_drop(start: u64, rip: u64) -> Option<u64> {
+    match rip.wrapping_sub(start) {
+        0 => Some(OWN_WORDS),
+        SAFE_RET => Some(0),
+        _ => None,
+    }
+}
+
+/// The places of the sequences in an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    /// `ret; int3`, the overlaid thunk.
+    pub overlaid: u64,
+    /// The safe return that is laid over.
+    pub safe_return: u64,
+    /// What untrains by the alias.
+    pub alias: u64,
+    /// The safe return at the other address.
+    pub alias_return: u64,
+}
+
+/// Checks places and bytes.
+///
+/// # Errors
+/// What is wrong first, and where.
+pub fn check(text: &impl Text, places: &Places) -> Result<(), (u64, &'static str)> {
+    let Places { overlaid, safe_return, alias, alias_return } = *places;
+    for (start, before) in [(overlaid, &OVERLAID_PREFIX[..]), (safe_return, &SAFE_PREFIX)] {
+        if start % LINE != 0 {
+            return Err((start, "does not begin a cache line"));
+        }
+        if !has(text, start.wrapping_sub(before.len() as u64), before) {
+            return Err((start, "is not part of what untrains it"));
+        }
+    }
+    let whole = [
+        (overlaid, &OVERLAID[..]),
+        (safe_return, &SAFE),
+        (alias, &ALIAS),
+        (alias_return, &ALIAS_RETURN),
+    ];
+    if let Some(&(at, _)) = whole.iter().find(|(at, bytes)| !has(text, *at, bytes)) {
+        return Err((at, "is not the sequence that untrains or returns"));
+    }
+    if !is_alias(alias, alias_return) {
+        return Err((alias_return, "is no alias of what untrains it"));
+    }
+    Ok(())
+}
+
+fn has(text: &impl Text, at: u64, bytes: &[u8]) -> bool {
+    let mut found = [0; SAFE.len()];
+    let Some(found) = found.get_mut(..bytes.len()) else { return false };
+    text.read(at, found).is_ok() && found == bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::poke::SliceText;
+    use iced_x86::{Decoder, DecoderOptions, Mnemonic};
+    use std::vec::Vec;
+
+    const BASE: u64 = 0xffff_ffff_8020_0000;
+    const PLACES: Places = Places {
+        overlaid: BASE + 0x1040,
+        safe_return: BASE + 0x1080,
+        alias: BASE + 0x1000,
+        alias_return: BASE + 0x1000 + ALIAS_BITS,
+    };
+
+    fn mnemonics(bytes: &[u8]) -> Vec<Mnemonic> {
+        let mut decoder = Decoder::with_ip(64, bytes, BASE, DecoderOptions::NONE);
+        decoder.iter().map(|instruction| instruction.mnemonic()).collect()
+    }
+
+    /// From its beginning each sequence has no branch but the one behind its fence; from the
+    /// thunk's it returns.
+    #[test]
+    fn bytes_are_two_things() {
+        use Mnemonic::{Int3, Jmp, Lea, Lfence, Mov, Nop, Ret, Test};
+        let with = |before: &[u8], bytes: &[u8]| mnemonics(&[before, bytes].concat());
+        assert_eq!(mnemonics(&OVERLAID), [Ret, Int3, Lfence]);
+        assert_eq!(with(&OVERLAID_PREFIX, &OVERLAID), [Test, Lfence]);
+        assert_eq!(mnemonics(&SAFE), [Lea, Ret, Int3, Int3, Lfence]);
+        assert_eq!(with(&SAFE_PREFIX, &SAFE), [Mov, Lfence]);
+        assert_eq!(mnemonics(&ALIAS_RETURN), [Lea, Ret, Int3]);
+        assert_eq!(with(&ALIAS, &[0; 4]), [Nop, Lfence, Jmp]);
+        // Jump and return are at one place of the line.
+        assert_eq!(ALIAS[SAFE_RET as usize], 0xe9);
+        for bytes in [&SAFE[..], &ALIAS_RETURN] {
+            assert_eq!(bytes[SAFE_RET as usize], crate::return_site::RET);
+        }
+    }
+
+    #[test]
+    fn aliases_differ_in_four_bits() {
+        assert_eq!(ALIAS_BITS, 0x10_4104);
+        for slide in (0..1_u64 << 22).step_by(4096) {
+            let (a, b) = (BASE + slide, BASE + slide + ALIAS_BITS);
+            assert_eq!(is_alias(a, b), has_alias_above(a), "{slide:#x}");
+        }
+        assert!(!is_alias(BASE, BASE) && !is_alias(BASE, BASE + (1 << 20)));
+    }
+
+    #[test]
+    fn what_is_left_of_a_return() {
+        let left: Vec<_> = (0..12).map(|at| words_to_drop(BASE, BASE + at)).collect();
+        let mut wanted = [None; 12];
+        (wanted[0], wanted[5]) = (Some(1), Some(0));
+        assert_eq!(left, wanted);
+        assert_eq!(words_to_drop(BASE, BASE - 1), None);
+    }
+
+    fn image() -> Vec<u8> {
+        let mut bytes = std::vec![0xcc; 0x20_0000];
+        let mut put = |at: u64, what: &[u8]| {
+            let at = usize::try_from(at - BASE).expect("small");
+            bytes[at..at + what.len()].copy_from_slice(what);
+        };
+        put(PLACES.overlaid - 1, &[&OVERLAID_PREFIX[..], &OVERLAID].concat());
+        put(PLACES.safe_return - 2, &[&SAFE_PREFIX[..], &SAFE].concat());
+        put(PLACES.alias, &ALIAS);
+        put(PLACES.alias_return, &ALIAS_RETURN);
+        bytes
+    }
+
+    /// Any other byte of any sequence, and any other place, is refused.
+    #[test]
+    fn each_byte_counts() {
+        let mut bytes = image();
+        assert_eq!(check(&SliceText::new(BASE, &mut bytes), &PLACES), Ok(()));
+        let starts = [
+            (PLACES.overlaid - 1, 6),
+            (PLACES.safe_return - 2, 13),
+            (PLACES.alias, 6),
+            (PLACES.alias_return, 7),
+        ];
+        for (start, len) in starts {
+            for at in start..start + len {
+                let at = usize::try_from(at - BASE).expect("small");
+                bytes[at] ^= 1;
+                let found = check(&SliceText::new(BASE, &mut bytes), &PLACES);
+                assert!(found.is_err(), "{at:#x}");
+                bytes[at] ^= 1;
+            }
+        }
+        for moved in [
+            Places { overlaid: PLACES.overlaid + 1, ..PLACES },
+            Places { safe_return: PLACES.safe_return + 4, ..PLACES },
+            Places { alias: PLACES.alias + 4, ..PLACES },
+            Places { alias_return: PLACES.alias_return + 0x1000, ..PLACES },
+            Places::default(),
+        ] {
+            assert!(check(&SliceText::new(BASE, &mut bytes), &moved).is_err(), "{moved:x?}");
+        }
+        // The same bytes where the buffer sees another place.
+        let mut bytes = [image(), image()].concat();
+        let far = PLACES.alias_return + 0x20_0000;
+        let found =
+            check(&SliceText::new(BASE, &mut bytes), &Places { alias_return: far, ..PLACES });
+        assert_eq!(found, Err((far, "is no alias of what untrains it")));
+    }
+}
