@@ -40,7 +40,7 @@ pub use memory::heap::{
     trim as trim_heap,
 };
 pub use memory::vmap::usage as vmap_usage;
-pub use memory::{frame, stack, uaccess, vdso};
+pub use memory::{frame, stack, uaccess};
 pub use mitigations::behind_guests;
 pub use task::{debug_registers, fpu};
-pub use text::{cfi, seccomp, sites, static_branch, static_call};
+pub use text::{cfi, seccomp, sites, static_branch, static_call, vdso};

@@ -1,9 +1,9 @@
-//! The vDSO: clock and CPU calls without entering the kernel (vdso(7)). The code and the layout of
-//! its data page are the machine's; here they are mapped.
+//! The vDSO: clock and CPU calls without entering the kernel (vdso(7)). The code and its data page
+//! are the machine's; here they are mapped.
 
 use alloc::sync::Arc;
 
-use abi::{Errno, Result};
+use abi::Result;
 use machine::frame::Frame;
 use machine::memory::Prot;
 use machine::sync::{Once, SpinLock};
@@ -18,17 +18,16 @@ struct Vdso {
     update: SpinLock<()>,
 }
 
-static VDSO: Once<Option<Vdso>> = Once::new();
+static VDSO: Once<Vdso> = Once::new();
 
-fn make() -> Option<Vdso> {
-    let code = machine::vdso::code().ok()?;
-    let data = machine::vdso::data(time::realtime_offset_ns()).ok()?;
-    Some(Vdso { code: code.into(), data: [data].into(), update: SpinLock::new(()) })
+fn make() -> Vdso {
+    let (code, data) = machine::vdso::pages(time::realtime_offset_ns());
+    Vdso { code: code.into(), data: [data].into(), update: SpinLock::new(()) }
 }
 
 /// Maps the data page and, above it, the code. Returns the address of the code's ELF header.
 pub fn map(mm: &Arc<Mm>) -> Result<u64> {
-    let vdso = VDSO.call_once(make).as_ref().ok_or(Errno::ENOMEM)?;
+    let vdso = VDSO.call_once(make);
     let pages = 1 + vdso.code.len() as u64;
     mm.with(|inner| {
         let start = inner.find_free(0, pages * PAGE)?;
@@ -46,8 +45,8 @@ pub fn map(mm: &Arc<Mm>) -> Result<u64> {
 
 /// Tells programs that the wall clock was set.
 pub fn realtime_changed() {
-    if let Some(Some(vdso)) = VDSO.get() {
+    if let Some(vdso) = VDSO.get() {
         let _one = vdso.update.lock();
-        machine::vdso::set_realtime(&vdso.data[0], time::realtime_offset_ns());
+        machine::vdso::set_realtime(time::realtime_offset_ns());
     }
 }

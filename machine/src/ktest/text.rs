@@ -20,6 +20,7 @@ use crate::text::static_branch::{
 };
 use crate::text::static_call::{self, Callee, StaticCall};
 use crate::text::text_poke::{self, late_range, text_range};
+use crate::text::vdso;
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "text::not_writable", run: not_writable },
@@ -52,7 +53,9 @@ fn not_writable() -> Result<(), String> {
     let alias = |at: u64| at - crate::cpu::kernel_base() + crate::cpu::direct_map_base();
     let tables = crate::text::sites::tables().as_ptr() as u64;
     let function = not_writable as *const () as u64;
-    for at in [text.start, function, text.end - 1, late_range().start, tables] {
+    let vdso = [vdso::code_range().start, vdso::data_range().start];
+    let places = [text.start, function, text.end - 1, late_range().start, tables];
+    for at in places.into_iter().chain(vdso) {
         ensure!(!probe_write(at), "{at:#x} can be written");
         ensure!(!probe_write(alias(at)), "the alias of {at:#x} can be written");
     }

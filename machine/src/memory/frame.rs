@@ -18,6 +18,7 @@ use crate::cpu::percpu::{CpuCell, PerCpu};
 use crate::cpu::sync::{IrqGuard, SpinLock};
 pub use crate::cpu::{PAGE_SHIFT, PAGE_SIZE};
 pub(crate) use crate::cpu::{direct_map_base, phys_to_virt};
+use crate::cpu::{image_phys, kernel_base};
 
 /// Largest block the buddy hands out: 2^12 frames, 16 MiB.
 pub(crate) const MAX_ORDER: usize = 12;
@@ -521,6 +522,18 @@ impl Frame {
         let pfn = self.0.get();
         core::mem::forget(self);
         pfn
+    }
+
+    /// The frame of a page of the kernel's image, which stays the image's: one reference more than
+    /// is handed out keeps it from ever being free.
+    pub(crate) fn of_image(va: u64) -> Frame {
+        let phys = va - kernel_base();
+        assert!(image_phys().contains(&phys), "no page of the image");
+        let pfn = (phys >> PAGE_SHIFT) as u32;
+        let before = info(pfn).refs.swap(2, Ordering::Relaxed);
+        assert_eq!(before, 0, "a page of the image has been handed out already");
+        // SAFETY: one of the two references just counted is the one handed over.
+        unsafe { Frame::from_raw(pfn) }
     }
 
     /// Adds a reference to a frame that is known to be alive, by number.

@@ -29,7 +29,6 @@ mod pte;
 pub mod stack;
 pub mod uaccess;
 mod user_space;
-pub mod vdso;
 pub(crate) mod vmap;
 pub(crate) mod walk;
 

@@ -13,3 +13,4 @@ pub mod static_call;
 pub(crate) mod text_poke;
 pub(crate) mod thunk;
 pub(crate) mod untrain;
+pub mod vdso;

@@ -30,6 +30,7 @@ use crate::cpu::sealed::sealed;
 use crate::cpu::sync::{SpinGuard, SpinLock};
 use crate::memory::frame::PAGE_SIZE;
 use crate::memory::{self, TEXT_ALIAS_PAGES, text_alias};
+use crate::text::vdso;
 
 unsafe extern "C" {
     static __text_start: u8;
@@ -213,6 +214,11 @@ pub(crate) fn late_window(range: core::ops::Range<u64>) -> Window<'static> {
     assert!(room.start <= range.start && range.end <= room.end, "not in the room for late text");
     assert!(!memory::kernel_rights(range.start).exec, "late text is executable already");
     Window::open(range)
+}
+
+/// A window for the vDSO's data page, which is read-only data that programs read.
+pub(crate) fn vdso_window() -> Window<'static> {
+    Window::open(vdso::data_range())
 }
 
 /// A window with one page of late text at the alias.
