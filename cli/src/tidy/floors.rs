@@ -26,8 +26,8 @@ const HOUSES: &[House] = &[
         root: "kernel/src",
         floors: &[
             "base", "security", "vfs", "mm", "block", "drivers", "fs", "process", "exec", "oom",
-            "init", "ipc", "aio", "net", "ptrace", "seccomp", "kvm", "procfs", "tty", "calls",
-            "boot",
+            "init", "ipc", "aio", "net", "sockets", "ptrace", "seccomp", "kvm", "procfs", "tty",
+            "mapping", "calls", "boot",
         ],
         tests: &["ktest"],
         circle_files_max: 15,

@@ -18,6 +18,7 @@ use alloc::collections::BTreeMap;
 use alloc::collections::btree_map::Entry;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
@@ -272,6 +273,20 @@ impl PageCache {
                 }
             }
         }
+    }
+
+    /// How many pages of `places` are in memory, and of those how many are to be written back, and
+    /// are being written back.
+    pub fn count(&self, places: RangeInclusive<u64>) -> (u64, u64, u64) {
+        let pages = self.pages.lock();
+        let (mut all, mut dirty, mut writeback) = (0, 0, 0);
+        for (_, page) in pages.range(places) {
+            all += 1;
+            let is_dirty = matches!(page.state, PageState::Dirty | PageState::WritebackDirty);
+            dirty += u64::from(is_dirty && self.backend.is_some());
+            writeback += u64::from(page.is_in_writeback());
+        }
+        (all, dirty, writeback)
     }
 
     /// Whether the file is nowhere but here.
