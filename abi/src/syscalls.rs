@@ -501,12 +501,14 @@ names! {
     io_uring_setup __NR_io_uring_setup
     io_uring_enter __NR_io_uring_enter
     io_uring_register __NR_io_uring_register
-    open_tree __NR_open_tree
-    move_mount __NR_move_mount
-    fsopen __NR_fsopen
-    fsconfig __NR_fsconfig
-    fsmount __NR_fsmount
-    fspick __NR_fspick
+    open_tree __NR_open_tree (directory: Fd, path: Path, flags: Flags)
+    move_mount __NR_move_mount (
+        from_directory: Fd, from: Path, to_directory: Fd, to: Path, flags: Flags
+    )
+    fsopen __NR_fsopen (kind: Path, flags: Flags)
+    fsconfig __NR_fsconfig (fd: Fd, command: Int, key: Pointer, value: Pointer, aux: Int)
+    fsmount __NR_fsmount (fd: Fd, flags: Flags, attributes: Flags)
+    fspick __NR_fspick (directory: Fd, path: Path, flags: Flags)
     pidfd_open __NR_pidfd_open (pid: Pid, flags: Flags)
     clone3 __NR_clone3 (arguments: Pointer, size: Size)
     close_range __NR_close_range (first: Fd, last: Fd, flags: Flags)
@@ -532,14 +534,14 @@ names! {
         waiters: Pointer, count: Size, flags: Flags, timeout: Pointer, clock: Int
     )
     set_mempolicy_home_node __NR_set_mempolicy_home_node
-    cachestat __NR_cachestat
+    cachestat __NR_cachestat (fd: Fd, range: Pointer, numbers: Pointer, flags: Flags)
     fchmodat2 __NR_fchmodat2 (directory: Fd, path: Path, mode: Mode, flags: Flags)
     map_shadow_stack __NR_map_shadow_stack
     futex_wake __NR_futex_wake
     futex_wait __NR_futex_wait
     futex_requeue __NR_futex_requeue
-    statmount __NR_statmount
-    listmount __NR_listmount
+    statmount __NR_statmount (request: Pointer, buffer: Pointer, size: Size, flags: Flags)
+    listmount __NR_listmount (request: Pointer, ids: Pointer, count: Size, flags: Flags)
     lsm_get_self_attr __NR_lsm_get_self_attr (
         attribute: Int, buffer: Pointer, size: Pointer, flags: Flags
     )
@@ -547,7 +549,7 @@ names! {
         attribute: Int, buffer: Pointer, size: Size, flags: Flags
     )
     lsm_list_modules __NR_lsm_list_modules (ids: Pointer, size: Pointer, flags: Flags)
-    mseal __NR_mseal
+    mseal __NR_mseal (address: Pointer, length: Size, flags: Flags)
     setxattrat __NR_setxattrat
     getxattrat __NR_getxattrat
     listxattrat __NR_listxattrat

@@ -1,8 +1,8 @@
 //! The Linux personality: everything a program sees, in safe Rust over the machine.
 //!
-//! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `tty` ·
-//! `procfs` · `kvm` · `seccomp` · `ptrace` · `net` · `aio` · `ipc` · `exec` · `process` · `fs` ·
-//! `drivers` · `mm` · `vfs` · `security` · `base`.
+//! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `mapping` ·
+//! `tty` · `procfs` · `kvm` · `seccomp` · `ptrace` · `sockets` · `net` · `aio` · `ipc` · `exec` ·
+//! `process` · `fs` · `drivers` · `mm` · `vfs` · `security` · `base`.
 //! Reading order: `calls`, `process`, `mm`, `vfs`, then `base` below them.
 
 #![no_std]
@@ -26,6 +26,7 @@ pub mod khugepaged;
 #[cfg(feature = "ktest")]
 mod ktest;
 pub mod kvm;
+pub mod mapping;
 pub mod mm;
 pub mod net;
 pub mod oom;
@@ -34,6 +35,7 @@ pub mod procfs;
 pub mod ptrace;
 pub mod seccomp;
 pub mod security;
+pub mod sockets;
 pub mod tty;
 pub mod vfs;
 

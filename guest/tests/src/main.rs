@@ -9,12 +9,14 @@ mod accounts;
 mod addresses;
 mod agree;
 mod aio;
+mod areas;
 mod capabilities;
 mod channels;
 mod child;
 mod core;
 mod datagrams;
 mod differ;
+mod dispatch;
 mod elf_cases;
 mod entry;
 mod errors;
@@ -55,6 +57,7 @@ mod processes;
 mod procfs;
 mod ptrace;
 mod races;
+mod raw;
 mod refusals;
 mod regs;
 mod returns;
@@ -94,6 +97,7 @@ const SUBJECTS: &[&[Test]] = &[
     io_signals::TESTS,
     memory::TESTS,
     mappings::TESTS,
+    areas::TESTS,
     huge_pages::TESTS,
     huge_files::TESTS,
     hugetlb::TESTS,
@@ -124,6 +128,7 @@ const SUBJECTS: &[&[Test]] = &[
     time::TESTS,
     scheduling::TESTS,
     udplite::TESTS,
+    raw::TESTS,
     waits::TESTS,
     found::TESTS,
     system::TESTS,
@@ -134,6 +139,7 @@ const SUBJECTS: &[&[Test]] = &[
     ptrace::TESTS,
     rights::TESTS,
     seccomp::TESTS,
+    dispatch::TESTS,
     landlock::TESTS,
     landlock_scopes::TESTS,
     lsm::TESTS,

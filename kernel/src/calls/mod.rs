@@ -12,6 +12,7 @@ use crate::aio;
 use crate::base::args::{Args, Handler, arity_of};
 use crate::base::tally;
 use crate::ipc;
+use crate::mapping;
 use crate::process::current;
 use crate::process::{self, Thread, timers};
 
@@ -23,8 +24,6 @@ pub mod identity;
 pub mod landlock;
 pub mod limits;
 pub mod lsm;
-pub mod mempolicy;
-pub mod mm;
 pub mod net;
 pub mod prctl;
 pub mod schedule;
@@ -71,6 +70,11 @@ fn handle_with_work(regs: &mut PtRegs) {
     use process::{ptrace::stop, ptrace::syscall_work};
     let word = &current().syscall_work;
     let is_traced = || word.load(Ordering::Relaxed) & syscall_work::TRACING != 0;
+    if word.load(Ordering::Relaxed) & syscall_work::DISPATCH != 0
+        && !process::user_dispatch::may_call(regs)
+    {
+        return;
+    }
     let is_filtered = || word.load(Ordering::Relaxed) & syscall_work::SECCOMP != 0;
     let is_made = (!is_traced() || stop::before_syscall(regs))
         && (!is_filtered() || crate::seccomp::enter::may_call(regs));
@@ -158,27 +162,28 @@ table! {
     setdomainname => identity::setdomainname,
     sysinfo => identity::sysinfo,
     // --- memory
-    mmap => mm::mmap,
-    munmap => mm::munmap,
-    mprotect => mm::mprotect,
-    pkey_alloc => mm::pkey_alloc,
-    pkey_free => mm::pkey_free,
-    pkey_mprotect => mm::pkey_mprotect,
-    brk => mm::brk,
-    mremap => mm::mremap,
-    remap_file_pages => mm::remap_file_pages,
-    madvise => mm::madvise,
-    mlock => mm::mlock,
-    mlock2 => mm::mlock2,
-    munlock => mm::munlock,
-    mlockall => mm::mlockall,
-    munlockall => mm::munlockall,
-    mincore => mm::mincore,
-    msync => mm::msync,
+    mmap => mapping::mmap,
+    munmap => mapping::munmap,
+    mprotect => mapping::mprotect,
+    pkey_alloc => mapping::pkey_alloc,
+    pkey_free => mapping::pkey_free,
+    pkey_mprotect => mapping::pkey_mprotect,
+    brk => mapping::brk,
+    mremap => mapping::mremap,
+    remap_file_pages => mapping::remap_file_pages,
+    madvise => mapping::madvise,
+    mlock => mapping::mlock,
+    mlock2 => mapping::mlock2,
+    munlock => mapping::munlock,
+    mlockall => mapping::mlockall,
+    munlockall => mapping::munlockall,
+    mincore => mapping::mincore,
+    msync => mapping::msync,
+    mseal => mapping::mseal,
     // One node of memory, whatever policy there is for it.
-    get_mempolicy => mempolicy::get_mempolicy,
-    set_mempolicy => mempolicy::set_mempolicy,
-    mbind => mempolicy::mbind,
+    get_mempolicy => mapping::policy::get_mempolicy,
+    set_mempolicy => mapping::policy::set_mempolicy,
+    mbind => mapping::policy::mbind,
     // --- files
     readv => fs::readv,
     writev => fs::writev,
@@ -253,6 +258,7 @@ table! {
     syncfs => fs::syncfs,
     fadvise64 => fs::fadvise64,
     readahead => fs::readahead,
+    cachestat => mapping::cached::cachestat,
     sendfile => ipc::copying::sendfile,
     copy_file_range => ipc::copying::copy_file_range,
     splice => ipc::copying::splice,
@@ -278,6 +284,14 @@ table! {
     umount2 => fs::umount2,
     pivot_root => fs::pivot_root,
     mount_setattr => fs::mount_setattr,
+    fsopen => fs::fsopen,
+    fsconfig => fs::fsconfig,
+    fsmount => fs::fsmount,
+    fspick => fs::fspick,
+    open_tree => fs::open_tree,
+    move_mount => fs::move_mount,
+    statmount => fs::statmount,
+    listmount => fs::listmount,
     fcntl => fs::fcntl,
     flock => fs::flock,
     ioctl => fs::ioctl,

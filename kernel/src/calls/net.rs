@@ -75,7 +75,7 @@ pub fn socket(domain: u32, kind_at: u32, protocol: u32) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
     let who = current().subject();
     hooks::socket_create((&who, domain, kind, protocol))?;
-    let socket = crate::net::create::create(domain, kind, protocol)?;
+    let socket = crate::sockets::create(domain, kind, protocol)?;
     hooks::socket_post_create((&who, socket.common()))?;
     give_file(file_for(socket, owner(&who), nonblocking), close_on_exec)
 }
@@ -90,12 +90,12 @@ pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2
     let who = thread.subject();
     hooks::socket_create((&who, family, kind, protocol))?;
     if family != raw::AF_UNIX {
-        drop(crate::net::create::create(family, kind, protocol)?);
+        drop(crate::sockets::create(family, kind, protocol)?);
         return Err(Errno::EOPNOTSUPP);
     }
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
-    let [first, second] = unix::pair(&thread, crate::net::create::kind_of(kind)?, protocol)?;
+    let [first, second] = unix::pair(&thread, crate::sockets::kind_of(kind)?, protocol)?;
     hooks::socket_post_create((&who, first.common()))?;
     hooks::socket_post_create((&who, second.common()))?;
     hooks::socket_socketpair((first.common(), second.common()))?;

@@ -7,9 +7,10 @@ use machine::memory::USER_END;
 use mitigations::by_program;
 
 use crate::base::user::UserPtr;
+use crate::mapping;
 use crate::process::hooks;
 use crate::process::signal::LAST;
-use crate::process::{PR_MDWE_NO_INHERIT, current};
+use crate::process::{PR_MDWE_NO_INHERIT, current, user_dispatch};
 use crate::security::Capability;
 
 fn must_be_zero(arguments: &[u64]) -> Result<()> {
@@ -76,7 +77,13 @@ pub fn prctl(option: u32, a1: u64, a2: u64, a3: u64, a4: u64) -> Result<u64> {
             UserPtr::new(value).write(&current().clear_child_tid.load(Ordering::Relaxed))?;
             Ok(0)
         }
-        // Names of anonymous areas only show in /proc/PID/maps.
+        pr::PR_SET_VMA if value == u64::from(pr::PR_SET_VMA_ANON_NAME) => {
+            mapping::name::set_name(a2, a3, a4)
+        }
+        pr::PR_SET_SYSCALL_USER_DISPATCH => {
+            let config = user_dispatch::Config { mode: a1, selector: a4, offset: a2, len: a3 };
+            user_dispatch::set(&thread, &config).map(|()| 0)
+        }
         pr::PR_SET_VMA => Err(Errno::EINVAL),
         _ => fixed(option, &others),
     }

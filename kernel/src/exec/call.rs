@@ -18,7 +18,7 @@ use crate::base::tally;
 use crate::base::user::read_path;
 use crate::process::current;
 use crate::process::hooks::{self, NextProgram};
-use crate::process::{Process, Thread, exit, fork, own, ptrace, rseq, upper};
+use crate::process::{Process, Thread, exit, fork, own, ptrace, rseq, upper, user_dispatch};
 use crate::security::{Credentials, Resource, Subject};
 use crate::vfs::open::open_executable;
 use crate::vfs::path::Context;
@@ -162,6 +162,7 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     drop(old_handlers);
     thread.signals.lock().alt_stack = Default::default();
     rseq::forget(&thread);
+    user_dispatch::forget();
     crate::process::timers::on_exec(process);
     *thread.name.lock() = image.name;
     crate::process::note_name(&thread);

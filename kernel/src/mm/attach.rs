@@ -76,7 +76,7 @@ pub fn attach(mm: &Arc<Mm>, wanted: Attachment) -> Result<u64> {
                 return Err(Errno::EINVAL);
             }
             if wanted.replace {
-                inner.check_cuts(start, end)?;
+                inner.check_unmap(start, end)?;
                 replaced = Some(inner.unmap(start, end));
             } else if !inner.is_free(start, end) {
                 return Err(Errno::EINVAL);
@@ -115,6 +115,9 @@ pub fn detach(
         let end = address.saturating_add(len).min(USER_END);
         let same = |(range, of): ((u64, u64), &Arc<File>)| Arc::ptr_eq(of, &file).then_some(range);
         let parts: Vec<(u64, u64)> = inner.parts_from(address, end).filter_map(same).collect();
+        // What is sealed stays, and nobody is told.
+        let parts = parts.into_iter().filter(|&(start, end)| inner.check_unmap(start, end).is_ok());
+        let parts: Vec<(u64, u64)> = parts.collect();
         removed.extend(parts.into_iter().map(|(start, end)| inner.unmap(start, end)));
         Ok(file)
     });

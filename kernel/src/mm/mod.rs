@@ -1,5 +1,5 @@
 //! Address spaces of programs: what is mapped where ([`vma`]), how pages get there ([`fault`]), and
-//! what changes both. The calls are in `calls::mm`, the contents of files in `vfs::page_cache`.
+//! what changes both. The calls are in `mapping`, the contents of files in `vfs::page_cache`.
 //!
 //! One sleeping lock per address space guards the list of areas and the page table together. It is
 //! held while a page is read from a file, so a fault may sleep; nothing that holds it touches a
@@ -37,7 +37,7 @@ pub mod vma;
 pub use areas::{Areas, Removed};
 pub use search::STACK_GUARD;
 use search::Search;
-pub use vma::{Attached, Backing, Vma, VmaFlags};
+pub use vma::{Attached, Backing, Label, Vma, VmaFlags};
 
 /// Bytes of a page, for arithmetic on addresses.
 pub const PAGE: u64 = PAGE_SIZE as u64;
@@ -71,6 +71,8 @@ pub struct MmInner {
     pub lock_future: VmaFlags,
     /// PR_SET_THP_DISABLE: no huge pages.
     pub no_huge_pages: bool,
+    /// There may be areas with a seal (mseal(2)): without, nobody looks for them.
+    pub has_seals: bool,
     /// Most resident pages before any was unmapped.
     peak_pages: AtomicU64,
     /// What is known of free space.
@@ -111,6 +113,7 @@ impl Mm {
             layout: Layout { mmap_top: USER_END, ..Layout::default() },
             lock_future: VmaFlags::empty(),
             no_huge_pages: false,
+            has_seals: false,
             peak_pages: AtomicU64::new(0),
             search: Search::new(),
         };
@@ -138,6 +141,7 @@ impl Mm {
             let mut inner = child.inner.lock();
             inner.layout = parent.layout;
             inner.no_huge_pages = parent.no_huge_pages;
+            inner.has_seals = parent.has_seals;
             let mut noted: Option<&Arc<PageCache>> = None;
             for (&start, vma) in parent.vmas.iter() {
                 if vma.flags.contains(VmaFlags::DONT_FORK) {
@@ -305,6 +309,19 @@ impl MmInner {
     /// Makes sure that an area starts at `at`, if one contains it.
     pub fn split(&mut self, at: u64) {
         self.vmas.split(at);
+    }
+
+    /// Whether `[start, end)` may be unmapped: EPERM where something in it is sealed, EINVAL where
+    /// it would cut a huge page of the pool.
+    pub fn check_unmap(&self, start: u64, end: u64) -> Result<()> {
+        let is_sealed = || {
+            let mut areas = self.vmas.range(..end).rev().take_while(|(_, vma)| vma.end > start);
+            areas.any(|(_, vma)| vma.is_sealed())
+        };
+        if self.has_seals && is_sealed() {
+            return Err(Errno::EPERM);
+        }
+        self.check_cuts(start, end)
     }
 
     /// Unmaps `[start, end)`. Returns the areas, for the caller to drop without the lock.

@@ -69,7 +69,18 @@ bitflags! {
         const DROPPABLE = 1 << 12;
         /// Keeps its size: areas of the kernel.
         const FIXED_SIZE = 1 << 13;
+        /// mseal(2): stays where it is, with the rights that it has.
+        const SEALED = 1 << 14;
     }
+}
+
+/// What /proc tells of an area whose pages come from nowhere.
+#[derive(Clone)]
+pub enum Label {
+    /// What the program calls it (PR_SET_VMA_ANON_NAME).
+    Name(Arc<[u8]>),
+    /// It is a private mapping of this file, /dev/zero, from this page on.
+    Zeros(Arc<File>, u64),
 }
 
 /// What is told of areas that come and go: a shared memory segment (shmat(2)). Called with the lock
@@ -96,6 +107,8 @@ pub struct Vma {
     pub backing: Backing,
     /// Name in /proc/PID/maps, such as `[heap]`.
     pub name: Option<&'static str>,
+    /// What else is told of it there.
+    pub label: Option<Label>,
     /// Who is told of copies of it and of its end.
     pub attached: Option<Arc<dyn Attached>>,
 }
@@ -125,6 +138,7 @@ impl Vma {
             flags: VmaFlags::MAY_WRITE | VmaFlags::MAY_EXEC,
             backing: Backing::Anonymous,
             name: None,
+            label: None,
             attached: None,
         }
     }
@@ -147,8 +161,37 @@ impl Vma {
         !self.shared && matches!(self.backing, Backing::Anonymous)
     }
 
+    /// Whether no file was named when it was mapped.
+    #[must_use]
+    pub fn is_without_file(&self) -> bool {
+        !matches!(self.label, Some(Label::Zeros(..)))
+            && match &self.backing {
+                Backing::Anonymous | Backing::Special { .. } => true,
+                Backing::File { file, .. } => file.is_none(),
+                Backing::Hugetlb(_) => false,
+            }
+    }
+
+    /// Whether it is sealed.
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.flags.contains(VmaFlags::SEALED)
+    }
+
+    /// Whether its seal keeps what it holds from being dropped: who may write may destroy anyhow.
+    #[must_use]
+    pub fn keeps_contents(&self) -> bool {
+        self.is_sealed()
+            && self.is_private_anonymous()
+            && self.is_without_file()
+            && !self.prot.contains(Prot::WRITE)
+    }
+
     /// What begins `bytes` further on: the rest of an area that is cut.
     pub fn advance(&mut self, bytes: u64) {
+        if let Some(Label::Zeros(_, first)) = &mut self.label {
+            *first += bytes / PAGE;
+        }
         match &mut self.backing {
             Backing::File { page_offset, .. } => *page_offset += bytes / PAGE,
             Backing::Hugetlb(area) => area.first += bytes / HUGE_PAGE,
@@ -162,7 +205,8 @@ impl Vma {
         let alike = self.prot == next.prot
             && self.shared == next.shared
             && self.flags == next.flags
-            && self.name == next.name;
+            && self.name == next.name
+            && self.has_label_continued_by(start, next);
         alike
             && match (&self.backing, &next.backing) {
                 (Backing::Anonymous, Backing::Anonymous) => {
@@ -178,5 +222,16 @@ impl Vma {
                 }
                 _ => false,
             }
+    }
+
+    fn has_label_continued_by(&self, start: u64, next: &Vma) -> bool {
+        match (&self.label, &next.label) {
+            (None, None) => true,
+            (Some(Label::Name(name)), Some(Label::Name(other))) => name == other,
+            (Some(Label::Zeros(file, first)), Some(Label::Zeros(other, other_first))) => {
+                Arc::ptr_eq(file, other) && first + (self.end - start) / PAGE == *other_first
+            }
+            _ => false,
+        }
     }
 }

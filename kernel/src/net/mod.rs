@@ -8,7 +8,6 @@
 pub mod address;
 pub mod channel;
 pub mod control;
-pub mod create;
 pub mod garbage;
 pub mod hooks;
 pub mod inet;

@@ -35,7 +35,7 @@ struct NetlinkSocket {
 }
 
 /// A new socket. EPROTONOSUPPORT for every protocol but NETLINK_ROUTE.
-pub(super) fn create(kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
+pub fn create(kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
     if !matches!(kind, SocketKind::Raw | SocketKind::Dgram) {
         return Err(Errno::ESOCKTNOSUPPORT);
     }

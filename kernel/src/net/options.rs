@@ -363,7 +363,10 @@ fn check_level(common: &Common, level: u32) -> Result<()> {
     const OF_UDP: [u32; 2] = [raw::IPPROTO_UDP as u32, raw::IPPROTO_UDPLITE as u32];
     // The levels of UDP and UDP-Lite are one.
     let is_dgram = common.kind == super::SocketKind::Dgram;
-    let is_own = level == common.protocol || is_dgram && OF_UDP.contains(&level);
+    let is_raw = common.kind == super::SocketKind::Raw;
+    let is_own = level == common.protocol
+        || is_dgram && OF_UDP.contains(&level)
+        || is_raw && matches!(level, raw::SOL_RAW | raw::SOL_ICMPV6);
     let is_known = level == raw::SOL_SOCKET
         || match common.domain {
             raw::AF_UNIX => false,

@@ -51,6 +51,7 @@ pub mod timers;
 pub mod transfers;
 pub mod upper;
 pub mod usage;
+pub mod user_dispatch;
 pub mod wait;
 pub mod yama;
 
@@ -87,6 +88,8 @@ pub struct Thread {
     pub syscall_work: AtomicU32,
     /// Which calls it has given up.
     pub seccomp: seccomp::Seccomp,
+    /// Which calls it serves itself.
+    pub dispatch: user_dispatch::Dispatch,
     /// Its part in tracing.
     pub trace: ptrace::Trace,
     /// How far it has restricted itself.
@@ -173,6 +176,7 @@ impl Thread {
             syscall_work: AtomicU32::new(ptrace::first_work()),
             seccomp: seccomp::Seccomp::default(),
             trace: ptrace::Trace::default(),
+            dispatch: user_dispatch::Dispatch::default(),
             confinement: Confinement::default(),
             exceeds_processes: AtomicBool::new(false),
             transfers: transfers::Transfers::default(),

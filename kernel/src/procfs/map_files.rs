@@ -11,9 +11,9 @@ use abi::{Errno, Result};
 use machine::memory::Prot;
 
 use super::fds::file_text;
+use super::maps::file_of;
 use super::process_dir::Subject;
 use crate::fs::pseudo::{Body, Listing, PseudoInode, Target};
-use crate::mm::{Backing, Vma};
 use crate::process::current;
 use crate::security::Capability;
 use crate::vfs::anon;
@@ -35,13 +35,6 @@ fn parse(name: &[u8]) -> Option<(u64, u64)> {
     let (start, end) = core::str::from_utf8(name).ok()?.split_once('-')?;
     let range = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
     (name_of(range.0, range.1) == name).then_some(range)
-}
-
-fn file_of(vma: &Vma) -> Option<&Arc<File>> {
-    match &vma.backing {
-        Backing::File { file, .. } => file.as_ref(),
-        _ => None,
-    }
 }
 
 impl Listing for MapFiles {

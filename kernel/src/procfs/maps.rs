@@ -16,7 +16,7 @@ use machine::memory::{HUGE_PAGE, Page, PageKind, Prot};
 
 use crate::fs::pseudo::{Content, Text};
 use crate::mm::huge_area::HugeArea;
-use crate::mm::{Backing, Mm, PAGE, Vma, VmaFlags};
+use crate::mm::{Backing, Label, Mm, PAGE, Vma, VmaFlags};
 use crate::vfs::File;
 use crate::vfs::chrdev::{major, minor};
 
@@ -104,10 +104,13 @@ impl Content for Areas {
     }
 }
 
-fn file_of(vma: &Vma) -> Option<&Arc<File>> {
+pub(super) fn file_of(vma: &Vma) -> Option<&Arc<File>> {
     match &vma.backing {
         Backing::File { file, .. } | Backing::Hugetlb(HugeArea { file, .. }) => file.as_ref(),
-        _ => None,
+        _ => match &vma.label {
+            Some(Label::Zeros(file, _)) => Some(file),
+            _ => None,
+        },
     }
 }
 
@@ -132,6 +135,9 @@ fn put_header(out: &mut Text, area: &Area) {
         Backing::Hugetlb(area) => offset = area.first * HUGE_PAGE,
         _ => {}
     }
+    if let Some(Label::Zeros(_, first)) = &vma.label {
+        offset = first * PAGE;
+    }
     if let Some(file) = file_of(vma)
         && let Ok(metadata) = file.ops().inode().metadata()
     {
@@ -144,14 +150,7 @@ fn put_header(out: &mut Text, area: &Area) {
     out.hex(minor(device).into(), 2);
     out.bytes(b" ");
     out.decimal(number, 0);
-    let name = match (&vma.backing, file_of(vma)) {
-        (_, Some(file)) => Some(fds::file_text(file)),
-        (Backing::Special { name, .. }, _) => Some(name.as_bytes().to_vec()),
-        (Backing::Hugetlb(_), None) => Some(b"/anon_hugepage (deleted)".to_vec()),
-        (Backing::File { .. }, None) => Some(b"/dev/zero (deleted)".to_vec()),
-        _ => vma.name.map(|name| name.as_bytes().to_vec()),
-    };
-    if let Some(name) = name {
+    if let Some(name) = name_of(vma) {
         let width = out.0.len() - line;
         let blanks = NAME_COLUMN.saturating_sub(width).max(1);
         out.blanks(blanks);
@@ -162,6 +161,27 @@ fn put_header(out: &mut Text, area: &Area) {
         }
     }
     out.bytes(b"\n");
+}
+
+fn name_of(vma: &Vma) -> Option<Vec<u8>> {
+    let given = match &vma.label {
+        Some(Label::Name(name)) => Some(name),
+        _ => None,
+    };
+    let in_brackets = |kind: &str, name: &[u8]| [kind.as_bytes(), b":", name, b"]"].concat();
+    match (&vma.backing, file_of(vma)) {
+        (_, Some(file)) => Some(fds::file_text(file)),
+        (Backing::Special { name, .. }, _) => Some(name.as_bytes().to_vec()),
+        (Backing::Hugetlb(_), None) => Some(b"/anon_hugepage (deleted)".to_vec()),
+        (Backing::File { .. }, None) => Some(match given {
+            Some(name) => in_brackets("[anon_shmem", name),
+            None => b"/dev/zero (deleted)".to_vec(),
+        }),
+        _ => match vma.name {
+            Some(name) => Some(name.as_bytes().to_vec()),
+            None => given.map(|name| in_brackets("[anon", name)),
+        },
+    }
 }
 
 /// A line of maps.
@@ -300,6 +320,7 @@ pub(super) fn smap(area: &Area, out: &mut Text) {
         (has(VmaFlags::HUGE), "hg"),
         (has(VmaFlags::NO_HUGE), "nh"),
         (has(VmaFlags::DROPPABLE), "dp"),
+        (has(VmaFlags::SEALED), "sl"),
     ];
     for (_, name) in flags.iter().filter(|(on, _)| *on) {
         out.bytes(b" ");

@@ -121,7 +121,7 @@ pub(super) fn mountinfo(visible: Vec<(Arc<Mount>, Vec<u8>)>, out: &mut Text) {
 }
 
 /// Where the top of the mount is in its file system: `/` unless it is a bind mount of a part.
-fn path_in_fs(mount: &Mount) -> Vec<u8> {
+pub fn path_in_fs(mount: &Mount) -> Vec<u8> {
     let mut names = Vec::new();
     let mut at = mount.root().clone();
     while let (Some(parent), name) = at.parent_and_name() {

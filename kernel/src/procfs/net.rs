@@ -11,6 +11,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use abi::{Result, net as raw};
 
+use super::net_tables as tables;
 use crate::base::counters::{self, Counted};
 use crate::fs::pseudo::{Static, Text};
 use crate::net::address::Address;
@@ -21,14 +22,34 @@ use crate::process;
 use crate::vfs::File;
 
 pub(super) static TABLE: &[(&str, Static)] = &[
+    ("anycast6", Static::File(|_| Ok(()))),
     ("arp", Static::File(arp)),
     ("dev", Static::File(dev)),
+    ("dev_mcast", Static::File(|_| Ok(()))),
+    ("icmp", Static::File(|out| inet(out, raw::AF_INET, PING))),
+    ("icmp6", Static::File(|out| inet(out, raw::AF_INET6, PING))),
     ("if_inet6", Static::File(if_inet6)),
+    ("igmp", Static::File(tables::igmp)),
+    ("igmp6", Static::File(tables::igmp6)),
+    ("ip6_flowlabel", Static::File(tables::flow_labels)),
+    ("ipv6_route", Static::File(tables::ipv6_route)),
+    ("mcfilter", Static::File(tables::sources)),
+    ("mcfilter6", Static::File(tables::sources6)),
+    ("netlink", Static::File(tables::netlink)),
+    ("netstat", Static::File(tables::netstat)),
+    ("packet", Static::File(tables::packet)),
+    ("protocols", Static::File(tables::protocols)),
+    ("psched", Static::File(tables::psched)),
+    ("ptype", Static::File(tables::ptype)),
     ("raw", Static::File(|out| inet(out, raw::AF_INET, RAW))),
     ("raw6", Static::File(|out| inet(out, raw::AF_INET6, RAW))),
     ("route", Static::File(route)),
+    ("rt_cache", Static::File(tables::rt_cache)),
     ("snmp", Static::File(snmp)),
+    ("snmp6", Static::File(tables::snmp6)),
     ("sockstat", Static::File(sockstat)),
+    ("sockstat6", Static::File(tables::sockstat6)),
+    ("softnet_stat", Static::File(tables::softnet_stat)),
     ("tcp", Static::File(|out| inet(out, raw::AF_INET, TCP))),
     ("tcp6", Static::File(|out| inet(out, raw::AF_INET6, TCP))),
     ("udp", Static::File(|out| inet(out, raw::AF_INET, UDP))),
@@ -45,6 +66,30 @@ const TCP: Wanted = (SocketKind::Stream, None);
 const UDP: Wanted = (SocketKind::Dgram, Some(raw::IPPROTO_UDP as u32));
 const UDPLITE: Wanted = (SocketKind::Dgram, Some(raw::IPPROTO_UDPLITE as u32));
 const RAW: Wanted = (SocketKind::Raw, None);
+/// Sockets that send echo requests without rights: of a kind that there is not.
+const PING: Wanted = (SocketKind::Dgram, Some(raw::IPPROTO_ICMP as u32));
+
+/// How many of the sockets are of the kind that /proc/net/protocols calls so.
+pub(super) fn count_of(sockets: &Sockets, name: &str) -> usize {
+    let (domain, wanted) = match name {
+        "TCP" => (raw::AF_INET, TCP),
+        "TCPv6" => (raw::AF_INET6, TCP),
+        "UDP" => (raw::AF_INET, UDP),
+        "UDPv6" => (raw::AF_INET6, UDP),
+        "UDP-Lite" => (raw::AF_INET, UDPLITE),
+        "UDPLITEv6" => (raw::AF_INET6, UDPLITE),
+        "RAW" => (raw::AF_INET, RAW),
+        "RAWv6" => (raw::AF_INET6, RAW),
+        "UNIX-STREAM" => (raw::AF_UNIX, (SocketKind::Stream, None)),
+        "UNIX" => {
+            let other = [SocketKind::Dgram, SocketKind::SeqPacket];
+            let of = |kind| of_kind(sockets, raw::AF_UNIX, (kind, None)).len();
+            return other.map(of).iter().sum();
+        }
+        _ => (raw::AF_NETLINK, (SocketKind::Raw, None)),
+    };
+    of_kind(sockets, domain, wanted).len()
+}
 
 /// TCP's states, as other protocols show theirs, too.
 const ESTABLISHED: u8 = 1;
@@ -147,9 +192,9 @@ fn established() -> usize {
 }
 
 /// Open sockets by inode number.
-type Sockets = BTreeMap<u64, Arc<File>>;
+pub(super) type Sockets = BTreeMap<u64, Arc<File>>;
 
-fn sockets() -> Sockets {
+pub(super) fn sockets() -> Sockets {
     let mut found = Sockets::new();
     for process in process::all_processes() {
         let files = process.files();
@@ -202,7 +247,8 @@ const UDP_WIDTH: usize = 127;
 fn inet(out: &mut Text, domain: u32, wanted: Wanted) -> Result<()> {
     let is_v6 = domain == raw::AF_INET6;
     let is_tcp = wanted == TCP;
-    let first = if is_tcp || is_v6 { "  sl  local_address " } else { "   sl  local_address " };
+    let has_wide_slots = !is_tcp && !is_v6 && wanted != RAW && wanted != PING;
+    let first = if !has_wide_slots { "  sl  local_address " } else { "   sl  local_address " };
     let mut header = Text::default();
     write!(header, "{first}{}rem", if is_v6 { " ".repeat(24) } else { "".into() });
     write!(
@@ -218,6 +264,7 @@ fn inet(out: &mut Text, domain: u32, wanted: Wanted) -> Result<()> {
     let width = match (is_v6, is_tcp) {
         (true, _) => 0,
         (false, true) => TCP_WIDTH,
+        (false, false) if wanted == RAW => 0,
         (false, false) => UDP_WIDTH,
     };
     put_line(out, &header, width);
@@ -226,7 +273,7 @@ fn inet(out: &mut Text, domain: u32, wanted: Wanted) -> Result<()> {
     let waiting = if is_tcp { waiting_rows(is_v6) } else { Vec::new() };
     for (number, row) in rows.chain(waiting).enumerate() {
         let mut line = Text::default();
-        let slot = if is_tcp { 4 } else { 5 };
+        let slot = if is_tcp || wanted == RAW && !is_v6 { 4 } else { 5 };
         write!(line, "{number:slot$}: ");
         put_row(&mut line, domain, &row, is_tcp);
         put_line(out, &line, width);
@@ -378,8 +425,10 @@ fn if_inet6(out: &mut Text) -> Result<()> {
 }
 
 fn route(out: &mut Text) -> Result<()> {
-    out.bytes(
-        b"Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n",
-    );
+    /// Width of every line.
+    const WIDTH: usize = 127;
+    let names =
+        "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT";
+    writeln!(out, "{names:<WIDTH$}");
     Ok(())
 }

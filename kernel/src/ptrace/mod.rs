@@ -12,7 +12,7 @@ use crate::process::current;
 use crate::process::ptrace::{Stop, TraceeState, links};
 use crate::process::signal::info::{SIGINFO_BYTES, SigInfo};
 use crate::process::signal::{self, SignalSet, UNBLOCKABLE, send};
-use crate::process::{Thread, find_thread};
+use crate::process::{Thread, find_thread, user_dispatch};
 
 pub mod core;
 mod filters;
@@ -66,6 +66,8 @@ pub fn ptrace(request_at: u64, pid: u32, address: u64, data: u64) -> Result<u64>
         nr::PTRACE_SETFPREGS => regset::set_legacy_fpu(&thread, data),
         filters::GET_FILTER => filters::get_filter(&thread, address, data),
         filters::GET_METADATA => filters::get_metadata(&thread, address, data),
+        nr::PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG => get_dispatch(&thread, address, data),
+        nr::PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG => set_dispatch(&thread, address, data),
         nr::PTRACE_GETREGSET => regset::get(&thread, address, data),
         nr::PTRACE_SETREGSET => regset::set(&thread, address, data),
         _ => resume::resume(&thread, request, data),
@@ -240,4 +242,21 @@ fn set_mask(thread: &Thread, size: u64, data: u64) -> Result<u64> {
     }
     thread.recheck_signals();
     Ok(0)
+}
+
+fn get_dispatch(thread: &Thread, size: u64, data: u64) -> Result<u64> {
+    check_config_size(size)?;
+    let config = with_stopped(thread, |_, _| Ok(user_dispatch::get(thread)))?;
+    UserPtr::new(data).write(&config)?;
+    Ok(0)
+}
+
+fn set_dispatch(thread: &Thread, size: u64, data: u64) -> Result<u64> {
+    check_config_size(size)?;
+    let config = UserPtr::<user_dispatch::Config>::new(data).read()?;
+    with_stopped(thread, |_, _| user_dispatch::set(thread, &config).map(|()| 0))
+}
+
+fn check_config_size(size: u64) -> Result<()> {
+    if size == size_of::<user_dispatch::Config>() as u64 { Ok(()) } else { Err(Errno::EINVAL) }
 }

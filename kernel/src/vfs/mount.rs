@@ -27,7 +27,7 @@ use super::FileSystem;
 use super::dentry::{self, Dentry, Move};
 use super::path::Location;
 use crate::base::poll::events;
-use crate::base::sync::WaitQueue;
+use crate::base::sync::{MutexGuard, WaitQueue};
 
 /// Most mounts at once.
 pub const MOUNTS_MAX: usize = 4096;
@@ -43,6 +43,9 @@ pub const KEPT_FLAGS: u32 = raw::MS_RDONLY
     | raw::MS_RELATIME
     | raw::MS_STRICTATIME;
 
+/// Below this no number is one of [`Mount::unique_id`].
+pub const UNIQUE_OFFSET: u64 = 1 << 31;
+
 /// One mounted file system, or part of one.
 pub struct Mount {
     id: u64,
@@ -56,6 +59,8 @@ pub struct Mount {
     names_expire: bool,
     place: SpinLock<Option<Location>>,
     flags: AtomicU32,
+    /// It is the top of a tree that has no place yet, and goes with who made it.
+    floats: AtomicBool,
     /// Somebody has asked by MNT_EXPIRE whether it is in use.
     may_expire: AtomicBool,
     /// Open files that may be written to.
@@ -88,6 +93,7 @@ impl Mount {
             root,
             place: SpinLock::new(place),
             flags: AtomicU32::new(flags & KEPT_FLAGS),
+            floats: AtomicBool::new(false),
             may_expire: AtomicBool::new(false),
             writers: AtomicUsize::new(0),
             source: source.into(),
@@ -97,6 +103,12 @@ impl Mount {
     /// Its number in /proc/PID/mountinfo.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Its number that tells it from all other mounts there ever were (statx(2),
+    /// STATX_MNT_ID_UNIQUE): above those that are used again on other kernels.
+    pub fn unique_id(&self) -> u64 {
+        UNIQUE_OFFSET + self.id
     }
 
     /// The file system it shows.
@@ -303,13 +315,16 @@ pub fn mount(
 
 /// Shows `from` at `place` too (MS_BIND); with `recursive` also what is mounted below it.
 pub fn bind(from: &Location, place: &Location, recursive: bool) -> Result<()> {
-    let copy = |mount: &Arc<Mount>, root: &Arc<Dentry>| {
-        Arc::new(Mount::new(mount.fs.clone(), root.clone(), None, mount.flags(), &mount.source))
-    };
     let top = attach(copy(&from.mount, &from.dentry), place)?;
-    if !recursive {
-        return Ok(());
-    }
+    if recursive { copy_below(from, top) } else { Ok(()) }
+}
+
+fn copy(mount: &Arc<Mount>, root: &Arc<Dentry>) -> Arc<Mount> {
+    Arc::new(Mount::new(mount.fs.clone(), root.clone(), None, mount.flags(), &mount.source))
+}
+
+/// Copies what is mounted below `from` to the same places below `top`, which is a copy of that.
+fn copy_below(from: &Location, top: Arc<Mount>) -> Result<()> {
     // Mounts are in the order they were made, parents first; copies of parents are found by it.
     let mut copies: Vec<(Arc<Mount>, Arc<Mount>)> = Vec::from([(from.mount.clone(), top)]);
     for mount in all() {
@@ -326,6 +341,45 @@ pub fn bind(from: &Location, place: &Location, recursive: bool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A mount of a file system that has no place yet (fsmount(2)). ENOSPC.
+pub fn float(fs: Arc<dyn FileSystem>, flags: u32, source: &[u8]) -> Result<Arc<Mount>> {
+    let root = top_dentry(&fs);
+    enter_floating(Arc::new(Mount::new(fs, root, None, flags, source)))
+}
+
+/// A copy of what is mounted at `from`, without a place (open_tree(2)); with `recursive` also of
+/// what is mounted below. EINVAL if `from` is in no mount any more, ENOSPC.
+pub fn float_copy(from: &Location, recursive: bool) -> Result<Arc<Mount>> {
+    if !TABLE.lock().has(&from.mount) {
+        return Err(Errno::EINVAL);
+    }
+    let top = enter_floating(copy(&from.mount, &from.dentry))?;
+    if recursive && let Err(error) = copy_below(from, top.clone()) {
+        sink(&top);
+        return Err(error);
+    }
+    Ok(top)
+}
+
+fn enter_floating(mount: Arc<Mount>) -> Result<Arc<Mount>> {
+    mount.floats.store(true, Ordering::SeqCst);
+    let mut table = TABLE.lock();
+    if table.all.len() >= MOUNTS_MAX {
+        return Err(Errno::ENOSPC);
+    }
+    table.add(&mount);
+    drop(table);
+    Ok(mount)
+}
+
+/// Takes a mount away with all below it, if it has no place yet.
+pub fn sink(mount: &Arc<Mount>) {
+    let moves = dentry::lock_moves();
+    if mount.floats.swap(false, Ordering::SeqCst) {
+        take_away(mount, moves);
+    }
 }
 
 /// Puts a mount over `place`; ENOTDIR unless both or neither are directories, EINVAL if the place
@@ -430,13 +484,21 @@ pub fn unmount(at: &Location, detach: bool) -> Result<()> {
         dentry::shrink();
     }
     let moves = dentry::lock_moves();
-    let change = Move::begin();
-    let mut table = TABLE.lock();
-    let mut gone = table.tree(&at.mount);
+    let gone = TABLE.lock().tree(&at.mount);
     // In use: the caller's location, `gone`, and the two of the table are four.
     if !detach && (gone.len() > 1 || Arc::strong_count(&at.mount) > 4) {
         return Err(Errno::EBUSY);
     }
+    drop(gone);
+    take_away(&at.mount, moves);
+    Ok(())
+}
+
+/// Takes a mount and all below it out of the table.
+fn take_away(top: &Arc<Mount>, moves: MutexGuard<'static, ()>) {
+    let change = Move::begin();
+    let mut table = TABLE.lock();
+    let mut gone = table.tree(top);
     let mut places = Vec::new();
     for mount in &gone {
         table.remove(mount);
@@ -456,13 +518,14 @@ pub fn unmount(at: &Location, detach: bool) -> Result<()> {
     // Children first, so that no mount drops a chain of parents.
     drop(places);
     while gone.pop().is_some() {}
-    Ok(())
 }
 
-/// Moves a mount to another place (MS_MOVE). ELOOP below itself.
+/// Moves a mount to another place (MS_MOVE), or gives one that has none its first (move_mount(2)).
+/// ELOOP below itself.
 pub fn move_mount(from: &Location, to: &Location) -> Result<()> {
     let _moves = dentry::lock_moves();
-    if !from.is_mount_top() || from.mount.place().is_none() {
+    let floats = from.mount.floats.load(Ordering::SeqCst);
+    if !from.is_mount_top() || from.mount.place().is_none() && !floats {
         return Err(Errno::EINVAL);
     }
     let mut above = Some(to.clone());
@@ -485,8 +548,12 @@ pub fn move_mount(from: &Location, to: &Location) -> Result<()> {
         return Err(Errno::EINVAL);
     }
     relocate(&mut table, &from.mount, Some(to.clone()));
+    from.mount.floats.store(false, Ordering::SeqCst);
     drop(table);
     changed();
+    if !to.mount.fs.caches_names() {
+        dentry::pin(&to.dentry);
+    }
     Ok(())
 }
 

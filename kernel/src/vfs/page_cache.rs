@@ -17,6 +17,7 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use abi::{Errno, Result};
@@ -305,6 +306,20 @@ impl PageCache {
         if index < end {
             self.pages.lock().copy_run(index, &mut run[..(end - index) as usize]);
         }
+    }
+
+    /// How many pages of `places` are in memory, and of those how many are to be written back, and
+    /// are being written back.
+    pub fn count(&self, places: RangeInclusive<u64>) -> (u64, u64, u64) {
+        let pages = self.pages.lock();
+        let all = pages.count_in(*places.start()..places.end().saturating_add(1));
+        let (mut dirty, mut writeback) = (0, 0);
+        for (_, page) in pages.single.range(places) {
+            let is_dirty = matches!(page.state, PageState::Dirty | PageState::WritebackDirty);
+            dirty += u64::from(is_dirty && self.backend.is_some());
+            writeback += u64::from(page.is_in_writeback());
+        }
+        (all, dirty, writeback)
     }
 
     /// Whether the file is nowhere but here.

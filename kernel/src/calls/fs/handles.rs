@@ -69,10 +69,9 @@ pub fn name_to_handle_at(
         }
         None => TO_COMPARE,
     };
-    // A mount's number is never given to another: it is the one that lasts, too.
     match flags & raw::AT_HANDLE_MNT_ID_UNIQUE {
         0 => UserPtr::<i32>::new(mount_id).write(&(location.mount.id() as i32))?,
-        _ => UserPtr::<u64>::new(mount_id).write(&location.mount.id())?,
+        _ => UserPtr::<u64>::new(mount_id).write(&location.mount.unique_id())?,
     }
     UserPtr::<Header>::new(handle).write(&Header { bytes: BYTES, kind })?;
     if kind == NONE {

@@ -1,6 +1,7 @@
 //! System calls on files, by subject: `open` (descriptors), `rw` (data), `stat` (attributes read),
 //! `attr` (attributes changed), `names` (the tree of names), `dirs` (directories), `control`
-//! (fcntl, ioctl, flock), `xattr`, `notify`, `mounts`, `handles`.
+//! (fcntl, ioctl, flock), `xattr`, `notify`, `mounts`, `mount_api`,
+//! `statmount`, `handles`.
 //!
 //! Each function takes the six arguments as they came and checks them as its manual page says.
 
@@ -20,24 +21,28 @@ mod attr;
 mod control;
 mod dirs;
 mod handles;
+mod mount_api;
 mod mounts;
 mod names;
 mod notify;
 mod open;
 mod rw;
 mod stat;
+mod statmount;
 mod xattr;
 
 pub use attr::*;
 pub use control::*;
 pub use dirs::*;
 pub use handles::*;
+pub use mount_api::*;
 pub use mounts::*;
 pub use names::*;
 pub use notify::*;
 pub use open::*;
 pub use rw::*;
 pub use stat::*;
+pub use statmount::*;
 pub use xattr::*;
 
 /// Paths up to this length need no allocation.

@@ -20,7 +20,7 @@ const MAGIC: u32 = 0xc0ed_0000;
 const MAGIC_MASK: u32 = 0xffff_0000;
 const PROPAGATION: u32 = raw::MS_SHARED | raw::MS_PRIVATE | raw::MS_SLAVE | raw::MS_UNBINDABLE;
 
-fn check_admin() -> Result<()> {
+pub(super) fn check_admin() -> Result<()> {
     let who = current().subject();
     if who.capable(Capability::SysAdmin) { Ok(()) } else { Err(Errno::EPERM) }
 }
@@ -149,7 +149,7 @@ struct MountAttributes {
 }
 
 /// Its attributes that are flags of mount(2).
-const ATTRIBUTES: [(u32, u32); 6] = [
+pub(super) const ATTRIBUTES: [(u32, u32); 6] = [
     (raw::MOUNT_ATTR_RDONLY, raw::MS_RDONLY),
     (raw::MOUNT_ATTR_NOSUID, raw::MS_NOSUID),
     (raw::MOUNT_ATTR_NODEV, raw::MS_NODEV),

@@ -169,10 +169,9 @@ pub fn statx(
     hooks::inode_getattr((location.inode().as_ref(),))?;
     let of = location.inode().metadata()?;
     let mount_top = u64::from(raw::STATX_ATTR_MOUNT_ROOT);
-    // One number is both: no other mount gets it.
-    let mount_id = match mask & raw::STATX_MNT_ID_UNIQUE {
-        0 => raw::STATX_MNT_ID,
-        unique => unique,
+    let (mount_id, mount_number) = match mask & raw::STATX_MNT_ID_UNIQUE {
+        0 => (raw::STATX_MNT_ID, location.mount.id()),
+        unique => (unique, location.mount.unique_id()),
     };
     let statx = Statx {
         mask: raw::STATX_BASIC_STATS | mount_id,
@@ -193,7 +192,7 @@ pub fn statx(
         mtime: StatxTime::new(of.mtime_ns),
         rdev: [major(of.rdev), minor(of.rdev)],
         dev: [major(of.device), minor(of.device)],
-        mnt_id: location.mount.id(),
+        mnt_id: mount_number,
         dio: [0; 2],
         spare: [0; 12],
     };

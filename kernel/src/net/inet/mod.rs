@@ -4,13 +4,13 @@
 //! inbox of the socket that is bound to its port. What programs can tell is kept: ports and their
 //! conflicts, backlogs, refused connections, resets, half-closed connections. `ports` decides who
 //! owns a port; `tcp` and `udp` are the sockets, `options`, `groups` and `packet` what they share;
-//! a network device would stand beside `ports`.
+//! a network device would stand beside `ports`. Raw sockets: `crate::sockets`.
 
 mod cork;
 mod errors;
 mod groups;
 pub mod interface;
-pub(super) mod options;
+pub mod options;
 pub mod packet;
 mod ports;
 pub mod tcp;
@@ -26,7 +26,7 @@ use super::address::RawAddress;
 use super::{Common, Socket, SocketKind};
 
 /// A new socket.
-pub(super) fn create(domain: u32, kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
+pub fn create(domain: u32, kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
     let (tcp, udp) = (raw::IPPROTO_TCP as u32, raw::IPPROTO_UDP as u32);
     let udplite = raw::IPPROTO_UDPLITE as u32;
     match (kind, protocol) {
@@ -40,10 +40,9 @@ pub(super) fn create(domain: u32, kind: SocketKind, protocol: u32) -> Result<Arc
         }
         // Sockets for echo requests are nobody's, as Linux's ping_group_range is at first.
         (SocketKind::Dgram, p) if p == echo(domain) => Err(Errno::EACCES),
-        (SocketKind::Stream | SocketKind::Dgram, _) | (SocketKind::Raw, 0) => {
+        (SocketKind::Stream | SocketKind::Dgram | SocketKind::Raw, _) => {
             Err(Errno::EPROTONOSUPPORT)
         }
-        (SocketKind::Raw, _) => Err(Errno::EPERM),
         (SocketKind::SeqPacket, _) => Err(Errno::ESOCKTNOSUPPORT),
     }
 }
@@ -55,12 +54,12 @@ fn echo(domain: u32) -> u32 {
 }
 
 /// An address argument in its plain form: IPv4 addresses mapped into IPv6 as what they are.
-fn read_address(common: &Common, address: &RawAddress) -> Result<SocketAddr> {
+pub fn read_address(common: &Common, address: &RawAddress) -> Result<SocketAddr> {
     Ok(plain(address.to_inet(common.is_v6())?))
 }
 
 /// As [`read_address`], for bind(2).
-fn read_to_bind(common: &Common, address: &RawAddress) -> Result<SocketAddr> {
+pub fn read_to_bind(common: &Common, address: &RawAddress) -> Result<SocketAddr> {
     Ok(plain(address.to_bind(common.is_v6())?))
 }
 
@@ -80,7 +79,7 @@ fn shown(common: &Common, address: SocketAddr) -> SocketAddr {
 }
 
 /// The address that means "any" to a socket of this family.
-fn any_address(common: &Common) -> IpAddr {
+pub fn any_address(common: &Common) -> IpAddr {
     if common.is_v6() {
         IpAddr::V6(Ipv6Addr::UNSPECIFIED)
     } else {
@@ -90,7 +89,7 @@ fn any_address(common: &Common) -> IpAddr {
 
 /// Where to reach a peer: "any" means the loopback, that of version 4 to a socket that has an
 /// address of that version (`own_is_v4`). ENETUNREACH for what is not this machine.
-fn destination(address: SocketAddr, own_is_v4: bool) -> Result<SocketAddr> {
+pub fn destination(address: SocketAddr, own_is_v4: bool) -> Result<SocketAddr> {
     let ip = match address.ip() {
         IpAddr::V6(ip) if ip.is_unspecified() && own_is_v4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -102,7 +101,7 @@ fn destination(address: SocketAddr, own_is_v4: bool) -> Result<SocketAddr> {
 }
 
 /// The address a socket speaks from to `to`: its own, or the loopback if it is bound to "any".
-fn source_for(own: IpAddr, to: IpAddr) -> IpAddr {
+pub fn source_for(own: IpAddr, to: IpAddr) -> IpAddr {
     match to {
         _ if !own.is_unspecified() && !own.is_multicast() => own,
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),

@@ -164,7 +164,7 @@ const WANTS: [(u32, u32, u32); 12] = {
 
 /// A socket's options of IP.
 #[derive(Default)]
-pub(super) struct IpOptions {
+pub struct IpOptions {
     /// What was set, by level and number.
     values: SpinLock<BTreeMap<(u32, u32), i32>>,
     v6_only: AtomicBool,
@@ -280,7 +280,7 @@ impl IpOptions {
     }
 
     /// getsockopt(2). ENOPROTOOPT, ENOTCONN for what belongs to a connection.
-    pub(super) fn get(
+    pub fn get(
         &self,
         common: &Common,
         level: u32,
@@ -313,7 +313,7 @@ impl IpOptions {
     }
 
     /// setsockopt(2). ENOPROTOOPT, EINVAL, EPERM, EADDRNOTAVAIL.
-    pub(super) fn set(
+    pub fn set(
         &self,
         who: &Thread,
         common: &Common,

@@ -91,7 +91,7 @@ impl Said {
     }
 
     /// Time to live and type of service of a datagram to `to`.
-    pub(super) fn lifetime_and_service(&self, options: &IpOptions, to: IpAddr) -> (u8, u8) {
+    pub fn lifetime_and_service(&self, options: &IpOptions, to: IpAddr) -> (u8, u8) {
         let (ttl, tos) = match to {
             IpAddr::V4(ip) if ip.is_multicast() => {
                 (options.number(IP, raw::IP_MULTICAST_TTL), options.number(IP, raw::IP_TOS))
@@ -108,7 +108,7 @@ impl Said {
 
 impl Packet {
     /// Tells the receiver what it wants to know, in Linux's order.
-    pub(super) fn tell(&self, options: &IpOptions, writer: &mut Writer) -> Result<()> {
+    pub fn tell(&self, options: &IpOptions, writer: &mut Writer) -> Result<()> {
         if self.segment != 0 {
             writer.put(UDP, udp_option::GRO, &i32::from(self.segment).to_ne_bytes())?;
         }

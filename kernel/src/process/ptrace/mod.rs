@@ -56,6 +56,8 @@ pub mod syscall_work {
     pub const SECCOMP: u32 = 1 << 3;
     /// They are not those that the thread knows of.
     pub const SECCOMP_CHANGED: u32 = 1 << 5;
+    /// The thread serves its calls itself (`process::user_dispatch`).
+    pub const DISPATCH: u32 = 1 << 6;
 }
 
 /// What a new thread's `syscall_work` begins with.

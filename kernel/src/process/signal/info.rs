@@ -76,6 +76,13 @@ impl SigInfo {
         SigInfo { signo, code, errno: value as i32, fields, ..Self::default() }
     }
 
+    /// A call that the thread serves itself: `address` is behind it.
+    #[must_use]
+    pub fn dispatched(address: u64, number: u32, arch: u32) -> Self {
+        let code = raw::SYS_USER_DISPATCH as i32;
+        SigInfo { code, ..Self::filtered(address, number, arch, 0) }
+    }
+
     /// A child changed state. `times_ns` are its CPU times, user and kernel.
     #[must_use]
     pub fn child(

@@ -6,10 +6,14 @@
 //! and take any lock; they are always dropped after the address space's lock is free.
 
 mod advice;
+pub mod cached;
 mod lock;
 pub mod map;
+pub mod name;
+pub mod policy;
 mod protect;
 mod remap;
+mod seal;
 
 use abi::{Errno, Result, general as raw};
 use machine::frame::PAGE_SIZE;
@@ -25,6 +29,7 @@ use map::page_range;
 pub use map::{mmap, munmap};
 pub use protect::{mprotect, pkey_alloc, pkey_free, pkey_mprotect};
 pub use remap::{mremap, remap_file_pages};
+pub use seal::mseal;
 
 /// brk(2): returns the new end of the heap, or the old one if it cannot be moved.
 pub fn brk(wanted: u64) -> Result<u64> {
@@ -59,7 +64,7 @@ pub fn brk(wanted: u64) -> Result<u64> {
             inner.populate_locked(old_end);
         } else if new_end < old_end {
             // Of what a program has put there itself.
-            if inner.check_cuts(new_end, old_end).is_err() {
+            if inner.check_unmap(new_end, old_end).is_err() {
                 return Ok(old);
             }
             removed = Some(inner.unmap(new_end, old_end));

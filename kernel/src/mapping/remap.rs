@@ -88,6 +88,9 @@ impl MmInner {
         dropped: &mut Vec<Removed>,
     ) -> Result<u64> {
         let (_, vma) = self.find(request.old).ok_or(Errno::EFAULT)?;
+        if vma.is_sealed() {
+            return Err(Errno::EPERM);
+        }
         let in_huge = vma.is_hugetlb().then(|| request.in_huge()).transpose()?;
         let request = in_huge.as_ref().unwrap_or(request);
         let &Request { old, mut old_len, new_len, .. } = request;
@@ -103,7 +106,7 @@ impl MmInner {
             if start < MMAP_MIN {
                 return Err(Errno::EPERM);
             }
-            self.check_cuts(start, end)?;
+            self.check_unmap(start, end)?;
             dropped.push(self.unmap(start, end));
         } else if request.keep {
             let (start, end) = page_range(request.hint, new_len, Errno::EINVAL)?;
@@ -114,7 +117,7 @@ impl MmInner {
         // Shrinking just unmaps, whatever is there.
         if old_len > new_len {
             let (_, end) = page_range(old, old_len, Errno::EINVAL)?;
-            self.check_cuts(old + new_len, end)?;
+            self.check_unmap(old + new_len, end)?;
             dropped.push(self.unmap(old + new_len, end));
             old_len = new_len;
         }
@@ -246,6 +249,7 @@ pub fn remap_file_pages(
     let mut replaced = None;
     let result = mm.with(|inner| {
         // Others may have changed it meanwhile: what is mapped was looked at before.
+        inner.check_unmap(start, end)?;
         replaced = Some(inner.unmap(start, end));
         vma.end = end;
         inner.insert(start, vma)?;

@@ -13,7 +13,7 @@ use machine::memory::{HUGE_PAGE, Prot, USER_END};
 use super::lock;
 use crate::exec::READ_IMPLIES_EXEC;
 use crate::fs::pseudo::PseudoInode;
-use crate::mm::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
+use crate::mm::{Backing, Label, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::Process;
 use crate::process::{current, own_open_file};
 use crate::security::{Resource, UNLIMITED, subject_hooks};
@@ -207,8 +207,9 @@ fn file_area(
     vma.flags.set(VmaFlags::MAY_EXEC, !no_exec);
     let grows_down = flags & raw::MAP_GROWSDOWN != 0;
     if crate::fs::devfs::is_zero(&file) && !grows_down {
-        if shared {
-            share_zeros(&mut vma, len);
+        match shared {
+            true => share_zeros(&mut vma, len),
+            false => vma.label = Some(Label::Zeros(file, offset / PAGE)),
         }
         return Ok(vma);
     }
@@ -246,7 +247,7 @@ fn map_area(
     let result = mm.with(|inner| {
         let place = inner.place(hint, len, flags, &vma)?;
         if let Place::Replace(start) = place {
-            inner.check_cuts(start, start + len)?;
+            inner.check_unmap(start, start + len)?;
         }
         if wants_lock {
             vma.flags |= VmaFlags::LOCKED;
@@ -335,7 +336,7 @@ pub fn munmap(address: u64, length: u64) -> Result<u64> {
     let len = if length == 0 { return Err(Errno::EINVAL) } else { length };
     let (start, end) = page_range(address, len, Errno::EINVAL)?;
     let removed = current().process.mm()?.with(|inner| {
-        inner.check_cuts(start, end)?;
+        inner.check_unmap(start, end)?;
         Ok::<_, Errno>(inner.unmap(start, end))
     });
     removed.map(|_| 0)

@@ -71,6 +71,9 @@ fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
             if refused {
                 return Err(Errno::EACCES);
             }
+            if vma.is_sealed() {
+                return Err(Errno::EPERM);
+            }
             // As on Linux only what changes is cut.
             if prot != vma.prot {
                 inner.check_cuts(at.max(start), vma.end.min(end))?;

@@ -1,10 +1,14 @@
-//! socket(2): which family makes a socket of its kind.
+//! socket(2): which family makes a socket of its kind; and raw sockets, which are of a family and
+//! yet need nothing of its ports and connections.
+
+mod packets;
+mod raw;
 
 use alloc::sync::Arc;
 
-use abi::{Errno, Result, net as raw};
+use abi::{Errno, Result, net as abi_net};
 
-use super::{Socket, SocketKind, hooks, inet, netlink, unix};
+use crate::net::{Socket, SocketKind, hooks, inet, netlink, unix};
 
 /// Numbers of kinds, families and protocols end here (socket(2)).
 const KINDS: u32 = 11;
@@ -17,20 +21,21 @@ pub fn create(domain: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Socket>> 
         let is_family = domain < FAMILIES;
         return Err(if is_family { Errno::EINVAL } else { Errno::EAFNOSUPPORT });
     }
-    let is_inet = matches!(domain, raw::AF_INET | raw::AF_INET6);
+    let is_inet = matches!(domain, abi_net::AF_INET | abi_net::AF_INET6);
     if is_inet && protocol >= PROTOCOLS {
         return Err(Errno::EINVAL);
     }
-    if domain == raw::AF_UNIX {
+    if domain == abi_net::AF_UNIX {
         unix::check_protocol(protocol)?;
-    } else if !is_inet && domain != raw::AF_NETLINK {
+    } else if !is_inet && domain != abi_net::AF_NETLINK {
         return Err(Errno::EAFNOSUPPORT);
     }
     let kind = kind_of(kind)?;
     hooks::sk_alloc_security((domain,))?;
     match domain {
-        raw::AF_UNIX => unix::create(kind, protocol),
-        raw::AF_NETLINK => netlink::create(kind, protocol),
+        abi_net::AF_UNIX => unix::create(kind, protocol),
+        abi_net::AF_NETLINK => netlink::create(kind, protocol),
+        _ if kind == SocketKind::Raw => raw::create(domain, protocol),
         _ => inet::create(domain, kind, protocol),
     }
 }

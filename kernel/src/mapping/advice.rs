@@ -45,7 +45,7 @@ pub fn madvise(start: u64, length: u64, advice: u32) -> Result<u64> {
 }
 
 /// How the flags of an area change; EINVAL where that has no meaning.
-type EditFlags = fn(&Vma) -> Result<VmaFlags>;
+pub(super) type EditFlags = fn(&Vma) -> Result<VmaFlags>;
 
 /// What an advice asks for.
 #[derive(Clone, Copy)]
@@ -74,6 +74,9 @@ enum Drop {
 
 impl Drop {
     fn is_refused(self, vma: &Vma) -> bool {
+        if vma.keeps_contents() {
+            return true;
+        }
         if vma.is_hugetlb() {
             return self == Drop::Anonymous;
         }
@@ -99,11 +102,15 @@ impl Action {
                 _ if vma.flags.contains(F::DROPPABLE) => Err(Errno::EINVAL),
                 _ => Ok(vma.flags - F::DONT_DUMP),
             }),
-            raw::MADV_DONTFORK => Action::Flags(|vma| Ok(vma.flags | F::DONT_FORK)),
+            raw::MADV_DONTFORK => Action::Flags(|vma| match vma.keeps_contents() {
+                true => Err(Errno::EPERM),
+                false => Ok(vma.flags | F::DONT_FORK),
+            }),
             raw::MADV_DOFORK => Action::Flags(|vma| Ok(vma.flags - F::DONT_FORK)),
             raw::MADV_WIPEONFORK => Action::Flags(|vma| match vma.is_private_anonymous() {
-                true => Ok(vma.flags | F::WIPE_ON_FORK),
-                false => Err(Errno::EINVAL),
+                true if vma.keeps_contents() => Err(Errno::EPERM),
+                true if vma.is_without_file() => Ok(vma.flags | F::WIPE_ON_FORK),
+                _ => Err(Errno::EINVAL),
             }),
             raw::MADV_KEEPONFORK => Action::Flags(|vma| match vma.flags.contains(F::DROPPABLE) {
                 true => Err(Errno::EINVAL),
@@ -131,7 +138,7 @@ impl Action {
 impl MmInner {
     /// Calls `f` with each part of an area in `[start, end)`: from, to, area. ENOMEM if there were
     /// holes between them.
-    fn each_part(
+    pub(super) fn each_part(
         &self,
         start: u64,
         end: u64,
@@ -152,7 +159,7 @@ impl MmInner {
         result
     }
 
-    fn edit_flags(&mut self, start: u64, end: u64, edit: EditFlags) -> Result<()> {
+    pub(super) fn edit_flags(&mut self, start: u64, end: u64, edit: EditFlags) -> Result<()> {
         let mut changes = Vec::new();
         let result = self.each_part(start, end, |from, to, vma| {
             let flags = edit(vma)?;
@@ -181,6 +188,9 @@ impl MmInner {
     fn drop_pages(&mut self, start: u64, end: u64, drop: Drop) -> Result<()> {
         let mut parts = Vec::new();
         let result = self.each_part(start, end, |from, to, vma| {
+            if vma.keeps_contents() {
+                return Err(Errno::EPERM);
+            }
             if drop.is_refused(vma) || vma.is_cut_by(from) {
                 return Err(Errno::EINVAL);
             }
@@ -244,7 +254,7 @@ fn remove_from_files(mm: &Arc<Mm>, start: u64, end: u64) -> Result<()> {
                 return Err(if vma.shared { Errno::EOPNOTSUPP } else { Errno::EACCES });
             }
             let Backing::File { cache, page_offset, .. } = &vma.backing else {
-                return Err(Errno::EINVAL);
+                return Err(if vma.keeps_contents() { Errno::EPERM } else { Errno::EINVAL });
             };
             if vma.flags.contains(VmaFlags::LOCKED) {
                 return Err(Errno::EINVAL);
