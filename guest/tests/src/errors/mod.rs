@@ -12,7 +12,8 @@
 //!
 //! A line of `answers.txt`: CALL ARGUMENT [user]: ANSWER(ROW …) …. The argument counts from 0;
 //! `2+4` are the worst of both; `*` are all rows that the line does not name. The user has no
-//! privileges. `gaps.txt` has the rows that Limen answers otherwise: `errors differ`.
+//! privileges. `gaps.txt` has the rows that Limen answers otherwise: `errors differ`. Rows whose
+//! answer is a matter of how that kernel was built (PR_SET_VMA_ANON_NAME) have no line.
 
 mod cases;
 mod files;
