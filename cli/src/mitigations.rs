@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(out.lines().filter(|line| line.starts_with("  ")).count(), 20);
         assert!(out.contains("vmscape                    Not affected"));
         assert!(out.contains("BHB loop 5/5 at system calls"));
-        assert!(out.contains("Added to a system call:     127 instructions\n"), "{out}");
+        assert!(out.contains("Added to a system call:     128 instructions\n"), "{out}");
     }
 
     #[test]

@@ -106,7 +106,7 @@ fn sequences(
     let alias_return = named("untrain_alias_return", alias)?;
     let alias_thunk = named("untrain_alias_thunk", alias)?;
     let places = Places { overlaid: overlaid_thunk, safe_return, alias, alias_return };
-    untrain::check(image, &places).map_err(|(at, what)| Broken { at, what })?;
+    untrain::check_alias(image, &places).map_err(|(at, what)| Broken { at, what })?;
     let starts = [
         (overlaid, overlaid_thunk, &untrain::OVERLAID_PREFIX[..]),
         (safe, safe_return, &untrain::SAFE_PREFIX),

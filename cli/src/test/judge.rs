@@ -48,7 +48,9 @@ pub(super) fn say(
     let linux = linux::find(None)?;
     let dir = tempfile::tempdir()?;
     let clock = tsc_parameter(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
-    let append = format!("{} loglevel=1 {clock}{parameters} -- as-init {words}", linux::APPEND);
+    // Limen has no protection keys (README), whatever this host's CPU has.
+    let append =
+        format!("{} loglevel=1 nopku {clock}{parameters} -- as-init {words}", linux::APPEND);
     let command = linux.command(&Boot {
         program: &std::fs::read(program)?,
         file,

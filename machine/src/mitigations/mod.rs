@@ -265,7 +265,7 @@ pub(crate) fn verify_text() {
     assert!(done.returns == returns(), "mitigations: returns are not as it was chosen");
     verify_keys();
     if plan().returns.untrains() {
-        untrain::verify();
+        untrain::verify(plan().returns);
     }
     crate::mitigations::behind_guests::verify_text();
 }
