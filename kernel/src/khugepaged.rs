@@ -1,9 +1,9 @@
 //! The thread that makes small pages huge ones in the background
 //! (Documentation/admin-guide/mm/transhuge.rst, "Khugepaged controls").
 //!
-//! It looks at few pages at a time, with long rests: [`Tunables`]. Spaces that are loaded on an isolated
-//! CPU are left alone: what changes of them would interrupt it. While no memory is to be had that
-//! way it does nothing.
+//! It looks at few pages at a time, with long rests: [`Tunables`]. Spaces that are loaded on an
+//! isolated CPU are left alone: what changes of them would interrupt it. While no memory is to be
+//! had that way it does nothing.
 //!
 //! What it sleeps for: the time between two looks, or a change of its settings.
 //!

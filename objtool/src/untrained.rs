@@ -1,4 +1,4 @@
-//! Proof that where returns are untrained (`text_patching::untrain`), no way into the kernel returns
+//! Proof that where returns are untrained (`text_patching::untrain`) no way into the kernel returns
 //! or branches indirectly before it has done so: what a program or a guest has trained would be
 //! taken there. Every path is walked from the entries of SYSCALL, the stubs of all vectors, those
 //! of paranoid ones, and behind both world switches, to one of the sequences; an interrupt of the

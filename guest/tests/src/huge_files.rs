@@ -509,7 +509,7 @@ fn number(name: &str) -> u64 {
     text.trim_end().parse().unwrap()
 }
 
-/// Waits until khugepaged has seen everything twice from now on: once it may have been in the midst.
+/// Waits until khugepaged has seen everything twice from now on: it may be in the midst now.
 fn scanned() {
     let from = number("full_scans");
     let begun = std::time::Instant::now();

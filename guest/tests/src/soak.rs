@@ -170,9 +170,8 @@ fn end_all() {
     // Who is just being started may be missed by a kill: until nobody is left.
     loop {
         let _ = sc!(SYS_kill, -1i32, SIGKILL);
-        match sc!(SYS_wait4, -1i32, &raw mut status, __WALL, 0) {
-            Err(ECHILD) => return,
-            _ => {}
+        if let Err(ECHILD) = sc!(SYS_wait4, -1i32, &raw mut status, __WALL, 0) {
+            return;
         }
     }
 }

@@ -30,6 +30,7 @@ pub mod schedule;
 pub mod signals;
 pub mod sleep;
 pub mod system;
+mod user_dispatch;
 pub mod user_ids;
 
 /// Serves one system call.
@@ -71,7 +72,7 @@ fn handle_with_work(regs: &mut PtRegs) {
     let word = &current().syscall_work;
     let is_traced = || word.load(Ordering::Relaxed) & syscall_work::TRACING != 0;
     if word.load(Ordering::Relaxed) & syscall_work::DISPATCH != 0
-        && !process::user_dispatch::may_call(regs)
+        && !user_dispatch::may_call(regs)
     {
         return;
     }

@@ -4,8 +4,8 @@
 //! Private anonymous memory gets them by itself: a first write in 2 MiB that lie in one area, and
 //! of which nothing is there yet, brings in all of it, if there is memory in one piece and enough
 //! of it. Whoever changes a part makes it small pages again (`machine::memory::PageTable`), so
-//! nothing else in the kernel knows of them. Files in memory come by 2 MiB where their mount, or the
-//! machine, says so (`vfs::page_cache::huge`). What is small becomes huge when madvise(2) asks
+//! nothing else in the kernel knows of them. Files in memory come by 2 MiB where their mount, or
+//! the machine, says so (`vfs::page_cache::huge`). What is small becomes huge when madvise(2) asks
 //! (MADV_COLLAPSE), or when `khugepaged` comes by ([`Mm::look_for_huge`]).
 
 use alloc::sync::Arc;

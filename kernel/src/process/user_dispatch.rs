@@ -3,23 +3,17 @@
 //! systems live in the range.
 //!
 //! It is a bit of `syscall_work`, so that threads without pay nothing. What is set is read by the
-//! thread at its calls, and changed by itself or by its tracer while it is stopped.
+//! thread at its calls (`calls::user_dispatch`), and changed by itself or by its tracer while it is
+//! stopped.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use abi::{Errno, Result, general as raw, prctl as pr};
-use entry::PtRegs;
+use abi::{Errno, Result, prctl as pr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::ptrace::syscall_work;
-use super::seccomp::ARCH;
-use super::signal::{SigInfo, send};
-use super::{Thread, current, exit};
+use super::{Thread, current};
 use crate::base::user::UserPtr;
-
-/// Values of the byte: calls are made; calls become signals.
-const ALLOW: u8 = 0;
-const BLOCK: u8 = 1;
 
 /// `struct ptrace_sud_config`, and what prctl(2) is given.
 #[derive(FromBytes, IntoBytes, Immutable, Clone, Copy)]
@@ -80,25 +74,4 @@ pub fn get(thread: &Thread) -> Config {
 /// The running thread executes another program.
 pub fn forget() {
     current().syscall_work.fetch_and(!syscall_work::DISPATCH, Ordering::Relaxed);
-}
-
-/// Whether the call in `regs` is made. If not, it is as if it had not begun, and nobody else is
-/// asked about it.
-pub fn may_call(regs: &mut PtRegs) -> bool {
-    let config = get(&current());
-    if regs.rip.wrapping_sub(config.offset) < config.len {
-        return true;
-    }
-    if config.selector != 0 {
-        match UserPtr::<u8>::new(config.selector).read() {
-            Ok(ALLOW) => return true,
-            Ok(BLOCK) => {}
-            Ok(_) => exit::exit_group(regs, raw::SIGSYS as i32),
-            Err(_) => exit::exit_group(regs, raw::SIGSEGV as i32),
-        }
-    }
-    let number = regs.orig_rax as u32;
-    regs.rax = regs.orig_rax;
-    send::force(SigInfo::dispatched(regs.rip, number, ARCH));
-    false
 }

@@ -153,8 +153,8 @@ pub(super) fn ipv6_route(out: &mut Text) -> Result<()> {
 }
 
 pub(super) fn rt_cache(out: &mut Text) -> Result<()> {
-    let names = "Iface\tDestination\tGateway \tFlags\t\tRefCnt\tUse\tMetric\tSource\t\tMTU\tWindow\t\
-        IRTT\tTOS\tHHRef\tHHUptod\tSpecDst";
+    let names = "Iface\tDestination\tGateway \tFlags\t\tRefCnt\tUse\tMetric\tSource\t\t\
+        MTU\tWindow\tIRTT\tTOS\tHHRef\tHHUptod\tSpecDst";
     writeln!(out, "{names:<127}");
     Ok(())
 }

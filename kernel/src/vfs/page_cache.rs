@@ -11,8 +11,9 @@
 //! since it may be gone by then; who dirties one that is being written back leaves it dirty.
 //!
 //! Locks: `resizing` (sleeps; held while the file gets shorter, and while single pages become a run
-//! of 2 MiB), then `pages` (a spin lock, never held over a copy). The lock of an address space may be held by callers of `page`; `set_size` and
-//! `punch` take it themselves and must be called without it.
+//! of 2 MiB), then `pages` (a spin lock, never held over a copy). The lock of an address space may
+//! be held by callers of `page`; `set_size` and `punch` take it themselves and must be called
+//! without it.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};

@@ -3,8 +3,8 @@
 //!
 //! The compiler calls `__x86_indirect_thunk_r11` for every indirect branch
 //! (`-Zretpoline-external-thunk`), target in R11: a return whose prediction is a harmless loop,
-//! and which is made as all returns are. It jumps to `__x86_return_thunk` for every return (`-Zfunction-return=thunk-extern`), which objtool
-//! makes a plain one.
+//! and which is made as all returns are. It jumps to `__x86_return_thunk` for every return
+//! (`-Zfunction-return=thunk-extern`), which objtool makes a plain one.
 //!
 //! Which form the sites get at boot is the choice of `mitigations`; the boot pass (`cfi`) writes
 //! it. Branches in the lower half of a cache line are those that indirect_target_selection misleads

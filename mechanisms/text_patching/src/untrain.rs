@@ -8,9 +8,11 @@
 //!
 //! | Form | CPUs | Untrained by | The thunk |
 //! |---|---|---|---|
-//! | overlaid | Zen 1, 2 (retbleed) | `f6` before it: with its two bytes `test $0xcc, %bl` | `c3 cc` ret; int3 |
-//! | safe | Zen 1, 2 (SRSO) | `48 b8` before it: with its eight bytes `movabs` | call of `lea 8(%rsp), %rsp; ret`, then a trap |
-//! | alias | Zen 3, 4 (SRSO) | code at an address that is the same to the buffer | the same, at the other address |
+//! | overlaid | Zen 1, 2 (retbleed) | `f6` before: with two bytes `test $0xcc, %bl` | ret; int3 |
+//! | safe | Zen 1, 2 (SRSO) | `48 b8` before: with eight bytes `movabs` | a call, then a trap |
+//! | alias | Zen 3, 4 (SRSO) | code at an address that is one to the buffer | the same, there |
+//!
+//! What the thunk calls is `lea 8(%rsp), %rsp; ret`.
 //!
 //! The first two execute the thunk's bytes as part of an instruction that does not branch: what was
 //! predicted there is found wrong, and forgotten. The third executes something else where the
