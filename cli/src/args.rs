@@ -673,6 +673,17 @@ pub(crate) enum Cache {
     Always,
 }
 
+impl Cache {
+    /// For how long.
+    pub(crate) const fn valid(self) -> Duration {
+        match self {
+            Self::None => Duration::ZERO,
+            Self::Auto => Duration::from_secs(1),
+            Self::Always => limen_share::ALWAYS,
+        }
+    }
+}
+
 /// What the user asked for; `run/accel.rs` decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AccelChoice {

@@ -27,7 +27,6 @@ mod paths;
 mod profile;
 mod progress;
 mod run;
-mod share;
 mod test;
 mod tidy;
 mod toolchain;

@@ -77,7 +77,7 @@ pub(crate) fn installed(name: &str) -> Option<PathBuf> {
     folder.is_dir().then(|| folder.join(name))
 }
 
-/// Cargo's target folder that this program was built into: `target/release/limen` is ours.
+/// Cargo's target folder that this program was built into: `target/tool/limen` is ours.
 pub(crate) fn target_dir() -> Result<PathBuf, Error> {
     let program = std::env::current_exe()?;
     let target = program.parent().and_then(Path::parent);

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use formats::ports;
 
 use crate::args::{Cache, MachineModel};
-use crate::{Error, share, usage};
+use crate::{Error, usage};
 
 /// Names another QEMU, for instance one that was built by hand.
 const QEMU_VARIABLE: &str = "LIMEN_QEMU";
@@ -212,7 +212,7 @@ impl Qemu {
                 "{},chardev=share,tag={},queue-size={SHARE_QUEUE},num-request-queues={}",
                 share_device(self.machine),
                 ports::ROOT_TAG,
-                share::queues(self.smp)
+                limen_share::queues(self.smp)
             );
             line.option("-device", device);
         }

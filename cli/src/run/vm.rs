@@ -18,6 +18,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use formats::control::{LineBuffer, ToGuest, ToHost};
+use limen_share::Share;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use signal_hook::consts as signals;
@@ -28,8 +29,7 @@ use super::limits::{self, Limits, Taken};
 use super::outcome::{Facts, Outcome};
 use super::pump::{ControlSender, copy_input, copy_output};
 use super::qemu::{Qemu, Wires};
-use super::{shim, tty};
-use crate::share::{Share, probe};
+use super::{share, shim, tty};
 use crate::{Error, words};
 
 /// A VM that has not reached user mode by then has failed.
@@ -539,14 +539,14 @@ fn spawn(jail: Jail, command: &[OsString], messages: UnixStream) -> Result<Child
 fn serve_root(qemu: &Qemu, manner: Manner) -> Option<Share> {
     let root = qemu.root.as_ref()?;
     let cache = root.served?;
-    let answer = probe::ask(qemu.machine);
+    let answer = share::ask(qemu.machine);
     let (share, is_new) = match answer.why_not {
         Some(why) => (Err(why.into()), answer.is_new),
         // QEMU says so where it has the memory for itself.
         None if !host_has(qemu.memory_mib) => {
             (Err("the host does not have so much memory".into()), true)
         }
-        None => (Share::start(&root.path, cache, qemu.smp), true),
+        None => (share::start(&root.path, cache, qemu.smp), true),
     };
     match share {
         Ok(share) => {

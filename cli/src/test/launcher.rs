@@ -20,7 +20,7 @@ tree) printf '%s\n' a b c d ;;
 build)
     for crate in a b c d; do echo "   Compiling $crate v1.0.0" >&2; sleep 0.6; done
     case " $* " in
-    *limen-cli*) out=target/release/limen ;;
+    *limen-cli*) out=target/tool/limen ;;
     *) out=target/x86_64-unknown-none/release/limen-kernel ;;
     esac
     mkdir -p "${out%/*}"

@@ -1,7 +1,7 @@
 //! The live root as the guest sees it: beside the host's own view, whichever way it comes; what the
 //! host refuses; and when what changes on the host is seen, which is what `--cache` promises.
 //!
-//! Neighbours: `run.rs`, whose level these tests belong to; `share/tests.rs` has the server alone.
+//! Neighbours: `run.rs`, whose level these tests belong to; `cli/share` has the server alone.
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -129,7 +129,7 @@ const LINES: &[Line] = &[
         &[
             "host:without_virtiofs_the_root_goes_by_9p",
             "host:the_end_of_the_roots_server_is_told",
-            "host:share::alarm::",
+            "host:alarm::",
         ],
     ),
     // Words.

@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use formats::fuse::{self, Caller, Entry, FuseError, Request, feature};
 use proptest::prelude::*;
@@ -15,9 +16,12 @@ use vm_memory::{
 };
 use vmm_sys_util::epoll::EventSet;
 
+use super::ALWAYS;
 use super::device::Device;
 use super::serve::Served;
-use crate::args::Cache;
+
+/// What `--cache auto` of the command line means.
+const AUTO: Duration = Duration::from_secs(1);
 
 /// The guest's memory, and what lies where in it.
 const MEMORY: usize = 4 << 20;
@@ -50,11 +54,11 @@ struct Guest {
 }
 
 impl Guest {
-    fn of(folder: &Path, cache: Cache) -> Self {
+    fn of(folder: &Path, valid: Duration) -> Self {
         let regions = [(GuestAddress(0), MEMORY)];
         let memory = GuestMemoryMmap::from_ranges(&regions).expect("memory");
         let memory = GuestMemoryAtomic::new(memory);
-        let served = Arc::new(Served::new(folder, cache).expect("a folder"));
+        let served = Arc::new(Served::new(folder, valid).expect("a folder"));
         let (alarm, _) = super::alarm::pair().expect("a pair");
         let device = Device::new(served.clone(), memory.clone(), 1, alarm);
         let queue = VringMutex::new(memory.clone(), 1024).expect("a queue");
@@ -66,8 +70,8 @@ impl Guest {
     }
 
     /// A guest that has begun as the kernel does.
-    fn begun(folder: &Path, cache: Cache) -> Self {
-        let mut guest = Self::of(folder, cache);
+    fn begun(folder: &Path, valid: Duration) -> Self {
+        let mut guest = Self::of(folder, valid);
         // All but the one that announces further words (FUSE_INIT_EXT).
         let features = !(1 << 30);
         let reply = guest.ask(&Request::Init { features, max_readahead: 1 << 20 }, fuse::init);
@@ -209,7 +213,7 @@ fn folder() -> tempfile::TempDir {
 #[test]
 fn what_is_there_is_told_as_it_is() {
     let dir = folder();
-    let mut guest = Guest::begun(dir.path(), Cache::Auto);
+    let mut guest = Guest::begun(dir.path(), AUTO);
     let file = guest.walk("a/b/file").expect("there");
     assert_eq!(guest.content(file).as_deref(), Ok(&b"content"[..]));
     let (valid_ns, told) = guest.ask(&Request::GetAttr { node: file }, fuse::attributes).expect("");
@@ -236,16 +240,14 @@ fn what_is_there_is_told_as_it_is() {
 #[test]
 fn what_is_not_there_may_be_believed_as_long_as_the_rest() {
     let dir = folder();
-    for (cache, valid_ns) in
-        [(Cache::Auto, 1_000_000_000), (Cache::Always, 4_294_967_295 * 1_000_000_000)]
-    {
-        let mut guest = Guest::begun(dir.path(), cache);
+    for (valid, valid_ns) in [(AUTO, 1_000_000_000), (ALWAYS, 4_294_967_295 * 1_000_000_000)] {
+        let mut guest = Guest::begun(dir.path(), valid);
         let nothing = guest.look_up(fuse::ROOT, "nothing").expect("an answer");
         assert_eq!((nothing.node, nothing.name_valid_ns), (0, valid_ns));
         let found = guest.look_up(fuse::ROOT, "a").expect("there");
         assert_eq!((found.name_valid_ns, found.attributes_valid_ns), (valid_ns, valid_ns));
     }
-    let mut guest = Guest::begun(dir.path(), Cache::None);
+    let mut guest = Guest::begun(dir.path(), Duration::ZERO);
     assert_eq!(guest.look_up(fuse::ROOT, "nothing"), Err(ENOENT));
     assert_eq!(guest.look_up(fuse::ROOT, "a").expect("there").name_valid_ns, 0);
 }
@@ -253,7 +255,7 @@ fn what_is_not_there_may_be_believed_as_long_as_the_rest() {
 #[test]
 fn names_outside_are_refused() {
     let dir = folder();
-    let mut guest = Guest::begun(&dir.path().join("a"), Cache::Auto);
+    let mut guest = Guest::begun(&dir.path().join("a"), AUTO);
     let inner = guest.walk("b").expect("there");
     for name in ["..", ".", "", "b/file", "../a", "/etc"] {
         assert_eq!(guest.look_up(inner, name), Err(EINVAL), "{name}");
@@ -273,7 +275,7 @@ fn special_files_are_seen_and_not_opened() {
     let fifo = dir.path().join("fifo");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
     let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("socket")).expect("bound");
-    let mut guest = Guest::begun(dir.path(), Cache::Auto);
+    let mut guest = Guest::begun(dir.path(), AUTO);
     for (name, kind) in [("fifo", 0o01), ("socket", 0o14)] {
         let found = guest.look_up(fuse::ROOT, name).expect("there");
         assert_eq!(found.attributes.mode >> 12, kind);
@@ -294,7 +296,7 @@ fn large_folders_are_told_whole_by_answers_of_any_size() {
     for name in &made {
         std::fs::write(dir.path().join(name), "").expect("written");
     }
-    let mut guest = Guest::begun(dir.path(), Cache::Auto);
+    let mut guest = Guest::begun(dir.path(), AUTO);
     for count in [512, 4096, 131_072, 1 << 20] {
         let told = guest.all_names(fuse::ROOT, count);
         let names: BTreeSet<String> = told.iter().map(|(name, _)| name.clone()).collect();
@@ -320,7 +322,7 @@ fn what_stays_in_a_folder_is_told_once_while_others_come_and_go() {
         std::fs::write(path(format!("stays-{n}")), "").expect("written");
         std::fs::write(path(format!("goes-{n}")), "").expect("written");
     }
-    let mut guest = Guest::begun(dir.path(), Cache::Auto);
+    let mut guest = Guest::begun(dir.path(), AUTO);
     let (mut told, mut position) = (vec![], 0);
     for n in 0.. {
         let names = guest.names(fuse::ROOT, position, 2000).expect("a folder");
@@ -344,7 +346,7 @@ fn what_the_host_replaces_is_stale_and_never_from_outside() {
     std::fs::write(outside.path().join("b/file"), "secret").expect("written");
     let (inner, aside) = (dir.path().join("a"), dir.path().join("aside"));
     let stop = AtomicBool::new(false);
-    let mut guest = Guest::begun(dir.path(), Cache::Auto);
+    let mut guest = Guest::begun(dir.path(), AUTO);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
@@ -375,7 +377,7 @@ fn what_the_host_replaces_is_stale_and_never_from_outside() {
 
 #[test]
 fn the_hosts_proc_is_not_shared() {
-    let mut guest = Guest::begun(Path::new("/"), Cache::Auto);
+    let mut guest = Guest::begun(Path::new("/"), AUTO);
     let proc = guest.walk("proc").expect("a folder to mount on");
     for name in ["self", "1", "cpuinfo", "nothing"] {
         assert_eq!(guest.look_up(proc, name).map(|entry| entry.node), Ok(0), "{name}");
@@ -389,7 +391,7 @@ fn the_hosts_proc_is_not_shared() {
 #[test]
 fn a_session_that_ends_leaves_nothing() {
     let dir = folder();
-    let mut guest = Guest::begun(dir.path(), Cache::Auto);
+    let mut guest = Guest::begun(dir.path(), AUTO);
     let node = guest.walk("a/b/file").expect("there");
     let handle = guest.open(node).expect("readable");
     const DESTROY: u32 = 38;
@@ -435,7 +437,7 @@ fn snapshot(dir: &Path) -> BTreeSet<String> {
 fn nothing_can_be_changed() {
     let dir = folder();
     let before = snapshot(dir.path());
-    let mut guest = Guest::begun(dir.path(), Cache::Auto);
+    let mut guest = Guest::begun(dir.path(), AUTO);
     let a = guest.walk("a").expect("there");
     let file = guest.walk("a/other").expect("there");
     // SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE, SETXATTR, REMOVEXATTR,
@@ -495,7 +497,7 @@ proptest! {
     ) {
         let dir = folder();
         let before = snapshot(dir.path());
-        let mut guest = Guest::begun(dir.path(), Cache::Auto);
+        let mut guest = Guest::begun(dir.path(), AUTO);
         for (operation, node, body, room, len) in messages {
             let mut message = message(operation, node, &body);
             if let Some(len) = len {
@@ -513,7 +515,7 @@ proptest! {
         changes in prop::collection::vec((0usize..12, 0usize..120, any::<u8>(), 0usize..200), 1..60)
     ) {
         let dir = folder();
-        let mut guest = Guest::begun(dir.path(), Cache::None);
+        let mut guest = Guest::begun(dir.path(), Duration::ZERO);
         let node = guest.walk("a/b").expect("there");
         let handle = 1;
         let requests = [
@@ -550,7 +552,7 @@ proptest! {
         near in any::<bool>(),
     ) {
         let dir = folder();
-        let guest = Guest::begun(dir.path(), Cache::Auto);
+        let guest = Guest::begun(dir.path(), AUTO);
         let mut ring = ring;
         if near {
             // Addresses and lengths that are inside more often than not.

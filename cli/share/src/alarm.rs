@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Error;
+use super::Error;
 
 /// How long the threads may take to end once QEMU has ended.
 const END: Duration = Duration::from_millis(500);

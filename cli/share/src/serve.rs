@@ -36,11 +36,11 @@ use fuse_backend_rs::api::filesystem::{
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
 
+use super::ALWAYS;
 use super::host::{self, Held, Known};
 use super::nodes::{NODES_MAX, Nodes, Object};
 use super::numbers::{self, Numbers};
 use super::open::{Files, Reading, Readings};
-use crate::args::Cache;
 
 /// Bytes of names that are read from a folder at once.
 const NAMES_BYTES: usize = 32 << 10;
@@ -49,11 +49,6 @@ const LINK_MAX: usize = 4096;
 /// Largest value, and largest list of names, of extended attributes (XATTR_SIZE_MAX,
 /// XATTR_LIST_MAX).
 const XATTR_MAX: usize = 64 << 10;
-
-/// How long what was told may be believed, with `--cache auto`.
-const AUTO: Duration = Duration::from_secs(1);
-/// With `--cache always`: more than a hundred years.
-const ALWAYS: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Access modes of open(2), and its flags that change the file.
 const ACCESS_MODE: u32 = 3;
@@ -83,17 +78,13 @@ struct Named<'a> {
 impl Served {
     /// # Errors
     /// If the folder is none, or the host's kernel lacks openat2(2) (before Linux 5.6).
-    pub(super) fn new(folder: &Path, cache: Cache) -> io::Result<Self> {
+    pub(super) fn new(folder: &Path, valid: Duration) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(folder, flags, Mode::empty())?;
         let known = host::look(host::hold(root.as_fd(), b"")?.as_fd(), b"")?;
         Ok(Self {
             root,
-            valid: match cache {
-                Cache::None => Duration::ZERO,
-                Cache::Auto => AUTO,
-                Cache::Always => ALWAYS,
-            },
+            valid,
             nodes: Mutex::new(Nodes::new(known.object(), NODES_MAX)),
             numbers: Mutex::new(Numbers::new(known.object().device)),
             files: Mutex::default(),

@@ -1,5 +1,6 @@
-//! A folder of the host for the guest, read-only, over virtio-fs: the server is a part of this
-//! program.
+//! A folder of the host for the guest, read-only, over virtio-fs: the server is a part of the
+//! program that runs the VM, and a crate of its own, so that it is optimised where the command line
+//! is not.
 //!
 //! Why it is hard: 9P asks for each name by itself, and its server is QEMU, which then has to see
 //! the host's files. Here a folder's names come by the thousand with all that is known of them, the
@@ -16,7 +17,7 @@
 //! ever: whoever supervises the VM hears of each end (`alarm.rs`) and ends the run.
 //!
 //! Reading order: [`Share`]; `serve.rs` (what is answered), `nodes.rs`, `host.rs`; `device.rs`.
-//! Neighbours: `run/vm.rs` starts it, `run/qemu.rs` has QEMU's side.
+//! Neighbours: `run/share.rs` of the command line starts it, `run/qemu.rs` has QEMU's side.
 
 mod alarm;
 mod device;
@@ -24,28 +25,30 @@ mod host;
 mod nodes;
 mod numbers;
 mod open;
-pub(crate) mod probe;
 mod sandbox;
 mod serve;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vhost::vhost_user::{Error as ProtocolError, Listener};
 use vhost_user_backend::{Error as DaemonError, VhostUserDaemon};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
-use crate::Error;
-use crate::args::Cache;
-use crate::failure::{Doing, Failure};
 use alarm::{Alarm, Ends};
 use device::Device;
 use serve::Served;
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// For good: more than a hundred years.
+pub const ALWAYS: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Most queues for requests: one for each CPU of the guest, up to this many.
 const QUEUES_MAX: u8 = 4;
@@ -53,13 +56,13 @@ const QUEUES_MAX: u8 = 4;
 const DESCRIPTORS_MAX: u64 = 1 << 17;
 
 /// How many queues for requests a guest of so many CPUs has.
-pub(crate) fn queues(smp: u8) -> u8 {
+pub fn queues(smp: u8) -> u8 {
     smp.clamp(1, QUEUES_MAX)
 }
 
 /// A server that runs.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub struct Share {
     /// QEMU's end of the socket, until QEMU has it.
     qemu: Option<OwnedFd>,
     sandbox: String,
@@ -67,15 +70,23 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Starts to serve `folder` to a guest of `smp` CPUs.
+    /// Starts to serve `folder` to a guest of `smp` CPUs, which may believe for so long what it has
+    /// seen. `sockets`: a listener at which one connection waits, and that connection's other end,
+    /// which QEMU inherits.
     ///
     /// # Errors
     /// What it was that failed, as a reason to do without.
-    pub(crate) fn start(folder: &Path, cache: Cache, smp: u8) -> Result<Self, Error> {
+    pub fn start(
+        folder: &Path,
+        valid: Duration,
+        smp: u8,
+        sockets: (UnixListener, UnixStream),
+    ) -> Result<Self, Error> {
         let served =
-            Served::new(folder, cache).map_err(|error| format!("{}: {error}", folder.display()))?;
+            Served::new(folder, valid).map_err(|error| format!("{}: {error}", folder.display()))?;
         raise_descriptor_limit();
-        let (listener, qemu) = connected()?;
+        let (listener, qemu) = sockets;
+        let listener = Listener::from(listener);
         rustix::io::fcntl_setfd(&qemu, rustix::io::FdFlags::empty())?;
         let (started, result) = mpsc::channel();
         let (alarm, ends) = alarm::pair()?;
@@ -88,32 +99,32 @@ impl Share {
     }
 
     /// QEMU's end of the socket, which survives exec.
-    pub(crate) fn qemu(&self) -> Option<i32> {
+    pub fn qemu(&self) -> Option<i32> {
         self.qemu.as_ref().map(|fd| fd.as_raw_fd())
     }
 
     /// QEMU has inherited its end: with it the server ends.
-    pub(crate) fn let_go(&mut self) {
+    pub fn let_go(&mut self) {
         self.qemu = None;
     }
 
     /// How the server is restricted, for people.
-    pub(crate) fn sandbox(&self) -> &str {
+    pub fn sandbox(&self) -> &str {
         &self.sandbox
     }
 
     /// Readable once a thread has ended.
-    pub(crate) fn end_fd(&self) -> BorrowedFd<'_> {
+    pub fn end_fd(&self) -> BorrowedFd<'_> {
         self.ends.fd()
     }
 
     /// Why a thread has ended, once [`Self::end_fd`] is readable.
-    pub(crate) fn end(&mut self) -> String {
+    pub fn end(&mut self) -> String {
         self.ends.take()
     }
 
     /// Waits until the threads have ended, for a moment: one may wait for a file of the host.
-    pub(crate) fn finish(mut self) {
+    pub fn finish(mut self) {
         self.let_go();
         self.ends.wait();
     }
@@ -153,20 +164,6 @@ fn why_ended(result: Result<(), DaemonError>) -> String {
         )) => "QEMU has closed its connection".to_owned(),
         Err(error) => format!("QEMU and the server do not understand each other: {error}"),
     }
-}
-
-/// A listener at which one connection waits, and that connection's other end.
-fn connected() -> Result<(Listener, UnixStream), Error> {
-    let folder = tempfile::Builder::new().prefix("limen-share-").tempdir();
-    let folder = folder.map_err(Failure::at(Doing::Make, &tempfile::env::temp_dir()))?;
-    // A socket's path may be 107 bytes long (unix(7)), a temporary folder's is what it is.
-    let opened = std::fs::File::open(folder.path());
-    let opened = opened.map_err(Failure::at(Doing::Read, folder.path()))?;
-    let path = format!("/proc/self/fd/{}/socket", opened.as_fd().as_raw_fd());
-    let bound = UnixListener::bind(&path).and_then(|far| Ok((far, UnixStream::connect(&path)?)));
-    let socket = folder.path().join("socket");
-    let (listener, near) = bound.map_err(Failure::at(Doing::Make, &socket))?;
-    Ok((Listener::from(listener), near))
 }
 
 /// A guest may have as many files open as the host lets this program have.
