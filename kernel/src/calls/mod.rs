@@ -71,8 +71,7 @@ fn handle_with_work(regs: &mut PtRegs) {
     use process::{ptrace::stop, ptrace::syscall_work};
     let word = &current().syscall_work;
     let is_traced = || word.load(Ordering::Relaxed) & syscall_work::TRACING != 0;
-    if word.load(Ordering::Relaxed) & syscall_work::DISPATCH != 0
-        && !user_dispatch::may_call(regs)
+    if word.load(Ordering::Relaxed) & syscall_work::DISPATCH != 0 && !user_dispatch::may_call(regs)
     {
         return;
     }
