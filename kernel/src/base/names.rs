@@ -59,17 +59,32 @@ pub fn hash(seed: u64, name: &[u8]) -> u64 {
     let [start, factor] = *KEY.call_once(make_key);
     // The length goes in by a step of its own: a word takes all bits.
     let mut state = fold(seed ^ start ^ (name.len() as u64) << 48, factor);
-    match name.last_chunk::<8>() {
-        None => state ^= short_word(name),
-        Some(last) => {
-            // The last word overlaps the one before, unless the length is a multiple of eight.
-            for word in name[..name.len() - 1].as_chunks::<8>().0 {
-                state = fold(state ^ u64::from_le_bytes(*word), factor);
-            }
-            state ^= u64::from_le_bytes(*last);
+    if name.len() > TAIL {
+        // The last word overlaps the one before, unless the length is a multiple of eight.
+        for word in name[..name.len() - 1].as_chunks::<TAIL>().0 {
+            state = fold(state ^ u64::from_le_bytes(*word), factor);
         }
     }
-    fold(state, factor)
+    fold(state ^ tail(name), factor)
+}
+
+/// Bytes of a [`tail`].
+const TAIL: usize = 8;
+
+/// The last bytes of a name as a number: of one that has no more, all. It is another one for names
+/// of one length that differ in them.
+#[inline(always)]
+#[must_use]
+pub fn tail(name: &[u8]) -> u64 {
+    name.last_chunk::<TAIL>().map_or_else(|| short_word(name), |last| u64::from_le_bytes(*last))
+}
+
+/// Whether two names of one length and one tail are the same.
+#[inline(always)]
+#[must_use]
+pub fn same_before_tail(one: &[u8], other: &[u8]) -> bool {
+    let (words, others) = (one.as_chunks::<TAIL>().0, other.as_chunks::<TAIL>().0);
+    one.len() <= TAIL || words.iter().zip(others).all(|(word, other)| word == other)
 }
 
 /// Where a byte stands first: without a call, and eight bytes at a time.
@@ -96,16 +111,7 @@ pub fn find(bytes: &[u8], byte: u8) -> Option<usize> {
 #[inline]
 #[must_use]
 pub fn same(one: &[u8], other: &[u8]) -> bool {
-    if one.len() != other.len() {
-        return false;
-    }
-    match (one.last_chunk::<8>(), other.last_chunk::<8>()) {
-        (Some(last), Some(other_last)) => {
-            let (words, others) = (one.as_chunks::<8>().0, other.as_chunks::<8>().0);
-            last == other_last && words.iter().zip(others).all(|(word, other)| word == other)
-        }
-        _ => short_word(one) == short_word(other),
-    }
+    one.len() == other.len() && tail(one) == tail(other) && same_before_tail(one, other)
 }
 
 /// A map from names, which the values carry themselves. Nothing here locks.

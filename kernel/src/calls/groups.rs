@@ -48,12 +48,8 @@ pub fn setpgid(pid_word: u64, group: i32) -> Result<u64> {
         return Err(Errno::EPERM);
     }
     let group = if group == 0 { target.pid } else { group as Pid };
-    if group != target.pid && session_of_group(group) != Some(session) {
-        return Err(Errno::EPERM);
-    }
     hooks::task_setpgid((&target, group))?;
-    join_group(&target, group);
-    Ok(0)
+    join_group(&target, group, session).map(|()| 0)
 }
 
 /// getpgid(2).
@@ -82,7 +78,7 @@ pub fn setsid() -> Result<u64> {
         return Err(Errno::EPERM);
     }
     process.session.store(process.pid, Ordering::Relaxed);
-    join_group(process, process.pid);
+    join_group(process, process.pid, process.pid)?;
     Ok(process.pid.into())
 }
 

@@ -459,20 +459,23 @@ pub fn unregister_process(pid: Pid) {
     drop(removed);
 }
 
-/// Makes a process a member of a group, and of no other.
-pub fn join_group(process: &Arc<Process>, group: Pid) {
+/// Makes a process a member of a group, and of no other: of its own, or of one that has members,
+/// which are of `session`. EPERM.
+pub fn join_group(process: &Arc<Process>, group: Pid, session: Pid) -> Result<()> {
     let mut table = TABLE.lock();
+    if group != process.pid && table.session(group) != Some(session) {
+        return Err(Errno::EPERM);
+    }
     let old = process.group.swap(group, Ordering::Relaxed);
     // Not if it has been waited for meanwhile.
     table.regroup(process.pid, old, group);
+    Ok(())
 }
 
 /// The session of a group that has a process, zombies included: all its members are of one.
 #[must_use]
 pub fn session_of_group(group: Pid) -> Option<Pid> {
-    TABLE.read(|table| {
-        table.members(group).next().map(|member| member.session.load(Ordering::Relaxed))
-    })
+    TABLE.read(|table| table.session(group))
 }
 
 /// The processes of a group, zombies included, in the order in which they joined it.

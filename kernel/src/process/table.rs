@@ -5,6 +5,7 @@
 //! be a last reference: what is taken out is handed to the caller.
 
 use alloc::sync::{Arc, Weak};
+use core::sync::atomic::Ordering;
 
 use super::{Pid, Process, Thread};
 use crate::base::id_map::IdMap;
@@ -186,13 +187,17 @@ impl Table {
 
     /// A process goes from one group to another, if it is here still.
     pub(super) fn regroup(&mut self, pid: Pid, old: Pid, new: Pid) {
-        let Some(own) = self.ids.get(pid).filter(|own| own.process.is_some() && old != new) else {
-            return;
-        };
+        let is_here = |own: &&mut IdEntry| own.process.is_some() && old != new;
+        let Some(own) = self.ids.get_mut(pid).filter(is_here) else { return };
         let (before, after) = (own.before, own.after);
-        // First into the one: the members of two groups are never neighbours.
-        self.link(pid, new);
+        (own.before, own.after) = (NOBODY, NOBODY);
         self.close_gap(old, before, after);
+        self.link(pid, new);
+    }
+
+    /// The session of a group that has a process: all its members are of one.
+    pub(super) fn session(&self, group: Pid) -> Option<Pid> {
+        self.members(group).next().map(|member| member.session.load(Ordering::Relaxed))
     }
 
     /// The members of a group, zombies included.
@@ -206,7 +211,7 @@ impl Table {
         })
     }
 
-    /// Makes a process, which is here, the last member of a group.
+    /// Makes a process, which is here and has no neighbours, the last member of a group.
     fn link(&mut self, pid: Pid, group: Pid) {
         let members = &mut self.entry(group).members;
         let before = core::mem::replace(&mut members.last, pid);
@@ -214,8 +219,8 @@ impl Table {
             members.first = pid;
         } else {
             self.change(before, |entry| entry.after = pid);
+            self.change(pid, |own| own.before = before);
         }
-        self.change(pid, |own| (own.before, own.after) = (before, NOBODY));
     }
 
     /// A process is no member of `group` any longer, of which it was one.

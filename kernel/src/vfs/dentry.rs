@@ -68,6 +68,8 @@ struct Place {
 struct CachedName {
     hash: u64,
     parent: u64,
+    /// The name's [`names::tail`]: most names are no longer, and need not be looked at.
+    tail: u64,
     name: Arc<[u8]>,
     /// None: the directory has no such name.
     dentry: Option<Arc<Dentry>>,
@@ -275,9 +277,13 @@ impl Drop for Dentry {
 }
 
 impl CachedName {
-    #[inline]
+    #[inline(always)]
     fn is(&self, hash: u64, parent: u64, name: &[u8]) -> bool {
-        self.hash == hash && self.parent == parent && names::same(&self.name, name)
+        self.hash == hash
+            && self.parent == parent
+            && self.name.len() == name.len()
+            && self.tail == names::tail(name)
+            && names::same_before_tail(&self.name, name)
     }
 }
 
@@ -287,7 +293,7 @@ fn bucket(hash: u64) -> &'static Bucket {
 }
 
 /// Looks a name up. Takes no sleeping lock and allocates nothing.
-#[inline]
+#[inline(always)]
 pub fn cached(parent: &Dentry, name: &[u8]) -> Cached {
     let hash = names::hash(parent.id, name);
     bucket(hash).read(|entries| {
@@ -426,7 +432,8 @@ fn put(parent: u64, name: Arc<[u8]>, dentry: Option<Arc<Dentry>>) -> Option<Arc<
             Some(entry) => core::mem::replace(&mut entry.dentry, dentry),
             None => {
                 let recent = AtomicBool::new(true);
-                entries.push(CachedName { hash, parent, name, dentry, recent });
+                let tail = names::tail(&name);
+                entries.push(CachedName { hash, parent, tail, name, dentry, recent });
                 COUNT.fetch_add(1, Ordering::Relaxed);
                 None
             }

@@ -417,7 +417,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Splits the next component off: its kind, and whether it is the last.
-    #[inline]
+    #[inline(always)]
     fn next_component(&mut self) -> (Last, bool) {
         let text = match &self.text {
             Text::Given(text) => text,
@@ -496,7 +496,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Takes one component. False if it was a link whose text now comes next.
-    #[inline]
+    #[inline(always)]
     fn step(&mut self, component: Last, follow: bool) -> Result<bool> {
         match component {
             Last::Nothing => Ok(true),
@@ -523,6 +523,7 @@ impl<'a> Walk<'a> {
         Errno::ENOENT
     }
 
+    #[inline(always)]
     fn check_search(&self) -> Result<()> {
         if !self.at.dentry.is_directory() {
             return Err(Errno::ENOTDIR);
@@ -531,7 +532,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Looks a name of the text up, where the walk stands. None: no such name.
-    #[inline]
+    #[inline(always)]
     fn child(&self, from: usize, to: usize) -> Result<Option<Arc<Dentry>>> {
         self.check_search()?;
         child_of(&self.at, &self.text()[from..to])
@@ -546,24 +547,27 @@ impl<'a> Walk<'a> {
     }
 
     /// Moves to a child of the directory; follows it if it is a link and `follow`. False as `step`.
-    #[inline]
+    #[inline(always)]
     pub fn enter(&mut self, child: Arc<Dentry>, follow: bool) -> Result<bool> {
         if child.kind() == FileType::Symlink && follow {
             return self.follow(&child);
         }
         let covered = child.is_covered();
         self.at.dentry = child;
-        if covered {
-            let before = self.at.mount.id();
-            self.at.enter_mounts();
-            if self.flags & walk::NO_XDEV != 0 && self.at.mount.id() != before {
-                return Err(Errno::EXDEV);
-            }
-        }
-        Ok(true)
+        if covered { self.enter_mounts().map(|()| true) } else { Ok(true) }
+    }
+
+    /// Goes to the top of what is mounted here.
+    #[inline(never)]
+    fn enter_mounts(&mut self) -> Result<()> {
+        let before = self.at.mount.id();
+        self.at.enter_mounts();
+        let leaves = self.flags & walk::NO_XDEV != 0 && self.at.mount.id() != before;
+        if leaves { Err(Errno::EXDEV) } else { Ok(()) }
     }
 
     /// Goes where a link points. False: its text comes next.
+    #[inline(never)]
     fn follow(&mut self, link: &Arc<Dentry>) -> Result<bool> {
         self.links += 1;
         let follows = self.at.mount.flags() & raw::MS_NOSYMFOLLOW == 0;
@@ -672,7 +676,7 @@ impl<'a> Walk<'a> {
 
 /// The object under a name of a directory, from the cache or the file system; None if there is
 /// none. Permissions are the caller's matter.
-#[inline]
+#[inline(always)]
 pub fn child_of(directory: &Location, name: &[u8]) -> Result<Option<Arc<Dentry>>> {
     if name.len() > NAME_MAX {
         return Err(Errno::ENAMETOOLONG);
@@ -683,15 +687,19 @@ pub fn child_of(directory: &Location, name: &[u8]) -> Result<Option<Arc<Dentry>>
     match dentry::cached(&directory.dentry, name) {
         Cached::Found(child) => Ok(Some(child)),
         Cached::Absent => Ok(None),
-        Cached::Unknown if directory.mount.file_system().caches_names() => {
-            let _names = directory.dentry.lock_names();
-            child_locked(directory, name)
-        }
-        Cached::Unknown => child_locked(directory, name),
+        Cached::Unknown => child_unknown(directory, name),
     }
 }
 
+#[inline(never)]
+fn child_unknown(directory: &Location, name: &[u8]) -> Result<Option<Arc<Dentry>>> {
+    let caches = directory.mount.file_system().caches_names();
+    let _names = caches.then(|| directory.dentry.lock_names());
+    child_locked(directory, name)
+}
+
 /// Forgets what is cached of a directory's names, if they may be others by now.
+#[inline(never)]
 fn forget_expired(directory: &Location) -> Result<()> {
     let parent = &directory.dentry;
     let version = parent.inode().names_version()?;
