@@ -174,7 +174,7 @@ impl MmInner {
             self.split(from);
             self.split(to);
             self.vmas.edit(from, |vma| vma.flags = flags);
-            self.merge_around(from);
+            self.vmas.join(from);
         }
         result
     }

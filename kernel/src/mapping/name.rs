@@ -55,7 +55,7 @@ impl MmInner {
             self.split(from);
             self.split(to);
             self.vmas.edit(from, |vma| vma.label = name.cloned().map(Label::Name));
-            self.merge_around(from);
+            self.vmas.join(from);
         }
         result
     }

@@ -56,7 +56,7 @@ fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
         // As on Linux, what lies before a hole or a refusal is changed.
         let mut good_end = start;
         let (mut first_start, mut last_end) = (None, start);
-        let result = inner.check_mapped(start, end, |at, vma| {
+        let (below, result) = inner.walk_mapped(start, end, |at, vma| {
             let prot = with_exec(prot, reads_exec, vma);
             let refused = prot.contains(Prot::WRITE) && !vma.flags.contains(VmaFlags::MAY_WRITE)
                 || prot.contains(Prot::EXEC) && !vma.flags.contains(VmaFlags::MAY_EXEC)
@@ -89,10 +89,11 @@ fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
         if last_end > good_end {
             inner.split(good_end);
         }
-        let mut next = first_start.map(|_| start);
-        while let Some(at) = next {
-            let end = inner.protect_area(at, prot, reads_exec);
-            next = end.filter(|&end| end < good_end);
+        let below = first_start.filter(|&first| first < start).or(below);
+        let mut next = first_start.map(|_| (below.unwrap_or(start), start));
+        while let Some((below, at)) = next {
+            let done = inner.protect_area(below, at, prot, reads_exec);
+            next = done.filter(|&(_, end)| end < good_end);
         }
         result.map(|()| 0)
     })
@@ -113,15 +114,33 @@ impl MmInner {
         &self,
         start: u64,
         end: u64,
-        mut check: impl FnMut(u64, &Vma) -> Result<()>,
+        check: impl FnMut(u64, &Vma) -> Result<()>,
     ) -> Result<()> {
+        self.walk_mapped(start, end, check).1
+    }
+
+    /// The same, and where the area begins that lies before the first one.
+    fn walk_mapped(
+        &self,
+        start: u64,
+        end: u64,
+        mut check: impl FnMut(u64, &Vma) -> Result<()>,
+    ) -> (Option<u64>, Result<()>) {
+        let mut downwards = self.vmas.range(..=start).rev();
+        let mut found = downwards.next().map(|(&at, vma)| (at, vma));
+        let below = downwards.next().map(|(&at, _)| at);
         let mut at = start;
-        while at < end {
-            let (area_start, vma) = self.find(at).ok_or(Errno::ENOMEM)?;
-            check(area_start, vma)?;
+        while let Some((area_start, vma)) = found.filter(|(_, vma)| at < vma.end) {
+            if let Err(error) = check(area_start, vma) {
+                return (below, Err(error));
+            }
             at = vma.end;
+            if at >= end {
+                return (below, Ok(()));
+            }
+            found = self.find(at);
         }
-        Ok(())
+        (below, Err(Errno::ENOMEM))
     }
 
     /// For PROT_GROWSDOWN: the start of the stack in which `[start, end)` begins.
@@ -140,15 +159,22 @@ impl MmInner {
         Ok(first_start)
     }
 
-    /// Gives the area at `at` new rights, and tells where it ends then.
-    fn protect_area(&mut self, at: u64, prot: Prot, reads_exec: bool) -> Option<u64> {
-        let changed = self.vmas.edit(at, |vma| {
+    /// Gives the area at `at` new rights, and tells where it begins and ends then: it may have
+    /// joined its neighbours. `below`: where the area before it begins, or `at`.
+    fn protect_area(
+        &mut self,
+        below: u64,
+        at: u64,
+        prot: Prot,
+        reads_exec: bool,
+    ) -> Option<(u64, u64)> {
+        let changed = self.vmas.edit_and_join(below, at, |vma| {
             vma.prot = with_exec(prot, reads_exec, vma);
             (vma.end, vma.page_prot(), vma.is_private_anonymous())
         });
         // No area begins where a huge page would be cut for what it has already.
-        let Some((end, wanted, anonymous_private)) = changed else {
-            return self.find(at).map(|(_, vma)| vma.end);
+        let Some(((end, wanted, anonymous_private), joined)) = changed else {
+            return self.find(at).map(|(start, vma)| (start, vma.end));
         };
         self.table.protect(at, end, |page| {
             // Pages that are ours alone get the right to write at once; others by a fault.
@@ -156,8 +182,8 @@ impl MmInner {
             let may_write = page.prot.contains(Prot::WRITE) || is_own;
             if may_write { wanted } else { wanted - Prot::WRITE }
         });
-        // A neighbour that joins had these rights already.
-        Some(self.merge_around(at))
+        // A neighbour that joined had these rights already.
+        Some(joined)
     }
 }
 

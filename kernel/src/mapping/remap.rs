@@ -180,7 +180,7 @@ impl MmInner {
             return false;
         }
         self.vmas.edit(start, |vma| vma.end = to);
-        self.merge_around(start);
+        self.vmas.join(start);
         self.populate_locked(from);
         true
     }

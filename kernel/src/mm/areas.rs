@@ -134,6 +134,67 @@ impl Areas {
         Some(result)
     }
 
+    /// Changes the area that starts at `start`, and joins it with its neighbours where they
+    /// continue each other then; with where it begins and ends after that. `below`: where the area
+    /// before it begins, or `start`.
+    pub fn edit_and_join<R>(
+        &mut self,
+        below: u64,
+        start: u64,
+        change: impl FnOnce(&mut Vma) -> R,
+    ) -> Option<(R, (u64, u64))> {
+        self.join_after(below, start, |sums, vma| {
+            sums.subtract(start, vma);
+            let result = change(vma);
+            sums.add(start, vma);
+            result
+        })
+    }
+
+    /// Joins the area that starts at `start` with its neighbours where they continue each other.
+    /// Where it ends then.
+    pub fn join(&mut self, start: u64) -> u64 {
+        let below = self.map.range(..start).next_back().map_or(start, |(&below, _)| below);
+        let joined = self.join_after(below, start, |_, _| ());
+        joined.map_or(start, |(_, (_, end))| end)
+    }
+
+    fn join_after<R>(
+        &mut self,
+        below: u64,
+        start: u64,
+        change: impl FnOnce(&mut Sums, &mut Vma) -> R,
+    ) -> Option<(R, (u64, u64))> {
+        // All three by one search: among many areas that is most of the work.
+        let mut upwards = self.map.range_mut(below..);
+        let (mut previous, mut own) = (None, upwards.next()?);
+        if *own.0 != start {
+            (previous, own) = (Some(own), upwards.next()?);
+        }
+        let (&found, vma) = own;
+        if found != start {
+            return None;
+        }
+        let result = change(&mut self.sums, vma);
+        let continued = |(at, previous): &(&u64, &mut Vma)| {
+            previous.end == start && previous.is_continued_by(**at, vma)
+        };
+        let before = previous.filter(continued).map(|(&at, _)| at);
+        let continues =
+            |(at, next): &(&u64, &mut Vma)| **at == vma.end && vma.is_continued_by(start, next);
+        let after = upwards.next().filter(continues).map(|(&at, next)| (at, next.end));
+        let end = after.map_or(vma.end, |(_, end)| end);
+        if let Some((at, _)) = after {
+            self.remove(at);
+            self.edit(start, |vma| vma.end = end);
+        }
+        if let Some(before) = before {
+            self.remove(start);
+            self.edit(before, |previous| previous.end = end);
+        }
+        Some((result, (before.unwrap_or(start), end)))
+    }
+
     /// Changes each area that starts in `range`.
     pub fn edit_each(&mut self, range: Range<u64>, mut change: impl FnMut(&mut Vma)) {
         for (&start, vma) in self.map.range_mut(range) {

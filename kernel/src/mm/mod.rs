@@ -344,7 +344,7 @@ impl MmInner {
             return Err(Errno::ENOMEM);
         }
         self.vmas.insert(start, vma);
-        self.merge_around(start);
+        self.vmas.join(start);
         Ok(())
     }
 
@@ -352,34 +352,8 @@ impl MmInner {
     pub fn merge_within(&mut self, start: u64, end: u64) {
         let mut from = start;
         while let Some(at) = self.next_start(from).filter(|&at| at <= end) {
-            self.merge_around(at);
+            self.vmas.join(at);
             from = at + 1;
         }
-    }
-
-    /// Joins the area at `start` with its neighbours where they continue each other.
-    pub fn merge_around(&mut self, start: u64) -> u64 {
-        // Two looks at the map: most areas have no neighbours that are alike.
-        let mut downwards = self.vmas.range(..=start).rev();
-        let Some((&found, vma)) = downwards.next() else { return start };
-        if found != start {
-            return start;
-        }
-        let end = vma.end;
-        let before = downwards.next().filter(|(before, previous)| {
-            previous.end == start && previous.is_continued_by(**before, vma)
-        });
-        let before = before.map(|(&before, _)| before);
-        let next = self.vmas.get(&end).filter(|next| vma.is_continued_by(start, next));
-        let next_end = next.map(|next| next.end);
-        if let Some(next_end) = next_end {
-            self.vmas.remove(end);
-            self.vmas.edit(start, |vma| vma.end = next_end);
-        }
-        if let Some(before) = before {
-            self.vmas.remove(start);
-            self.vmas.edit(before, |previous| previous.end = next_end.unwrap_or(end));
-        }
-        next_end.unwrap_or(end)
     }
 }
