@@ -193,7 +193,7 @@ fn pipe_packet_mode() {
 
 fn pipe_reader_blocks() {
     let (r, w) = pipe();
-    let s = shared();
+    let s = new_shared();
     let child = fork(|| {
         let got = read(r, 1);
         i32::from(got != b"z" || s[0].load(SeqCst) != 1)

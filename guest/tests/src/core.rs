@@ -112,7 +112,7 @@ fn a_core_has_threads_and_memory() {
     // SAFETY: the second of four pages that were mapped writable just now; the pattern is shorter
     // than a page.
     unsafe { std::ptr::copy_nonoverlapping(PATTERN.as_ptr(), memory.add(4096), PATTERN.len()) };
-    let told = shared();
+    let told = new_shared();
     let (status, core) = ended(LARGE, || {
         std::thread::spawn(move || {
             told[0].store(tid() as u32, SeqCst);

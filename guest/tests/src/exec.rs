@@ -609,7 +609,7 @@ fn script_loops() {
 }
 
 fn exec_failure_leaves_process() {
-    let w = shared();
+    let w = new_shared();
     let child = fork(|| {
         assert_ne!(try_exec("/nonexistent"), 0);
         let p = c(&file_with("bad", 0o755, &patched(56, &0u16.to_le_bytes())));

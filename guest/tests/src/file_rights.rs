@@ -323,7 +323,7 @@ fn lock(fd: i32, command: i32, kind: i32, start: i64, len: i64) -> Res {
 fn locks_wake_their_own_file() {
     let d = dir();
     let [one, two] = ["one", "two"].map(|name| open(&format!("{d}/{name}"), O_RDWR | O_CREAT).fd());
-    let woken = &shared()[1..3];
+    let woken = &new_shared()[1..3];
     for fd in [one, two] {
         lock(fd, F_SETLK, F_WRLCK, 0, 0).is(0);
     }

@@ -676,7 +676,7 @@ fn posix_locks() {
 
 fn posix_lock_waits() {
     let fd = open(&format!("{}/f", dir()), O_RDWR | O_CREAT).fd();
-    let s = shared();
+    let s = new_shared();
     use std::sync::atomic::Ordering::SeqCst;
     lock(fd, F_SETLK, F_WRLCK, 0, 1).0.is(0);
     let child = fork(|| {

@@ -338,7 +338,7 @@ fn job(seed: u64, plan: &Plan, tally: &Tally) -> Result<u32, String> {
     let mut n = 0;
     while n < plan.children && start.elapsed().as_secs() < plan.seconds {
         let child_seed = seed.wrapping_add(u64::from(n));
-        let own = Tally(shared());
+        let own = Tally(new_shared());
         let pid = fork(|| live(child_seed, plan.in_vm, &own));
         collect(pid).map_err(|why| format!("seed {child_seed}: {why}"))?;
         tally.take(own);
@@ -375,7 +375,7 @@ fn free_kib(meminfo: i32) -> u64 {
 
 /// Removes all System V IPC objects, which outlive the children that made them.
 fn remove_ipc() {
-    let at = shared().as_ptr();
+    let at = new_shared().as_ptr();
     for index in 0..IPC_OBJECTS_MAX {
         // *_STAT takes a place in the table and returns the object's id (shmctl(2)).
         if let Ok(id) = sc!(SYS_shmctl, index, SHM_STAT, at) {
@@ -393,7 +393,7 @@ fn remove_ipc() {
 
 /// All jobs at once; how many children there were, and how many jobs failed.
 fn round(seed: u64, plan: &Plan, tally: &Tally) -> (u32, usize) {
-    let counts = shared();
+    let counts = new_shared();
     let jobs: Vec<i32> = (0..plan.jobs)
         .map(|j| {
             fork(|| {
@@ -452,7 +452,7 @@ pub fn main(args: &[String]) -> bool {
     for sig in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGALRM] {
         on_signal(sig, SIG_IGN, 0, 0);
     }
-    let tally = Tally(shared());
+    let tally = Tally(new_shared());
     // Out of the way of the children's descriptors, whose numbers are known.
     let low = open("/proc/meminfo", O_RDONLY).expect("/proc is there");
     let meminfo = sc!(SYS_fcntl, low, F_DUPFD_CLOEXEC, 500).fd();

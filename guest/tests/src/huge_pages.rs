@@ -84,7 +84,7 @@ fn parts_go_their_own_ways() {
 fn fork_shares_and_copies() {
     let p = area(3);
     fill(p, 3 * HUGE, p);
-    let words = shared();
+    let words = new_shared();
     let child = fork(|| {
         check(p, 3 * HUGE, p);
         word(p + 5 * PAGE).store(1, SeqCst);

@@ -281,7 +281,7 @@ fn private_is_copied() {
     put(p, 1);
     put(p + HUGE - 8, 2);
     put(p + HUGE, 3);
-    let words = shared();
+    let words = new_shared();
     let child = fork(|| {
         assert_eq!([get(p), get(p + HUGE - 8), get(p + HUGE)], [1, 2, 3]);
         put(p, 10);
@@ -504,7 +504,7 @@ fn read_and_written_by_others() {
     let Some(_pool) = Pool::of(3) else { return };
     let p = map(2, PRIVATE);
     put(p + PAGE, 5);
-    let words = shared();
+    let words = new_shared();
     let child = fork(|| {
         words[0].store(1, SeqCst);
         until_at_least(&words[1], 1);

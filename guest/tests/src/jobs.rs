@@ -64,7 +64,7 @@ const EXIT: u32 = 5;
 
 impl World {
     fn new(case: &'static str) -> World {
-        let words = shared();
+        let words = new_shared();
         let row = |n: usize| std::array::from_fn(|i| &words[n * ACTORS + i]);
         World { case, pids: row(0), orders: row(1), operands: row(2), hangups: row(3) }
     }

@@ -617,7 +617,7 @@ fn smaps_divides_pages() {
     // Its neighbours are other areas.
     sc!(SYS_madvise, p, 4 * PAGE, MADV_NOHUGEPAGE).is(0);
     assert_eq!(["Rss", "Pss", "Private_Dirty", "Anonymous"].map(|n| smaps_number(p, n)), [12; 4]);
-    let words = shared();
+    let words = new_shared();
     let child = fork(|| {
         put(p, 2);
         words[0].store(1, std::sync::atomic::Ordering::SeqCst);

@@ -274,7 +274,7 @@ fn madvise_dontneed_zeroes() {
     let seen: Vec<u8> = (0..4).map(|i| get(at(p, i * PAGE))).collect();
     assert_eq!(seen, [9, 0, 0, 9]);
     // A shared mapping keeps its contents: they belong to the object.
-    let s = shared();
+    let s = new_shared();
     s[0].store(5, SeqCst);
     sc!(SYS_madvise, s.as_ptr(), PAGE, MADV_DONTNEED).is(0);
     assert_eq!(s[0].load(SeqCst), 5);
@@ -407,7 +407,7 @@ fn truncate_under_mapping() {
 }
 
 fn shared_anonymous_across_fork() {
-    let w = shared();
+    let w = new_shared();
     let child = fork(|| {
         until_at_least(&w[0], 1);
         w[1].store(2, SeqCst);
@@ -421,7 +421,7 @@ fn shared_anonymous_across_fork() {
 fn cow_both_ways() {
     let p = anon(32 * PAGE);
     (0..32).for_each(|i| put(at(p, i * PAGE), 1));
-    let w = shared();
+    let w = new_shared();
     let child = fork(|| {
         until_at_least(&w[0], 1);
         let clean = (0..32).all(|i| get(at(p, i * PAGE)) == 1);
@@ -808,7 +808,7 @@ fn process_vm_moves_pieces() {
 
 fn process_vm_reads_child() {
     let p = anon(PAGE);
-    let w = shared();
+    let w = new_shared();
     let child = fork(|| {
         put(p, 77);
         w[0].store(1, SeqCst);
@@ -1015,7 +1015,7 @@ fn beside_child(f: impl FnOnce(usize)) {
     let p = anon(len);
     sc!(SYS_madvise, p, len, MADV_NOHUGEPAGE).is(0);
     (0..FAULT_PAGES).for_each(|page| put(at(p, page * PAGE), 7));
-    let w = shared();
+    let w = new_shared();
     let child = fork(|| {
         until_at_least(&w[0], 1);
         i32::from(!(0..FAULT_PAGES).all(|page| get(at(p, page * PAGE)) == 7))

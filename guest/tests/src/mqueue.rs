@@ -192,7 +192,7 @@ fn who_may_use_what() {
 
 fn a_waiter_gets_it_directly() {
     let q = queue(O_RDWR, 1, 8);
-    let words = shared();
+    let words = new_shared();
     let fd = q.fd;
     // Two receivers, one after the other: the first that waited gets the first message.
     let receivers = [0, 1].map(|which| {

@@ -252,7 +252,7 @@ fn other_file() -> i32 {
 
 /// Sets that share files, filled and emptied at once: each has what was put into it.
 fn epoll_sets_are_their_own() {
-    let stop = &shared()[5] as &AtomicU32;
+    let stop = &new_shared()[5] as &AtomicU32;
     stop.store(0, SeqCst);
     let (out, into) = pipe();
     write(into, b"x");

@@ -41,7 +41,7 @@ fn fork_copies_memory() {
 }
 
 fn fork_gives_pids() {
-    let w = shared();
+    let w = new_shared();
     let me = pid();
     let child = fork(|| {
         w[0].store(pid() as u32, SeqCst);
@@ -79,7 +79,7 @@ fn fork_clears_pending_signals() {
 }
 
 fn vfork_suspends_parent() {
-    let w = shared();
+    let w = new_shared();
     let ret: isize;
     // SAFETY: the child touches no stack: it naps, stores one word and exits inside the asm.
     unsafe {
@@ -164,7 +164,7 @@ fn clone_fs_shares_cwd() {
 }
 
 fn clone_settid_words() {
-    let w = shared();
+    let w = new_shared();
     let flags = CLONE_PARENT_SETTID | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | SIGCHLD;
     let (pw, cw) = (w[0].as_ptr(), w[1].as_ptr());
     w[1].store(99, SeqCst);
@@ -272,7 +272,7 @@ fn clone3_sizes() {
 }
 
 fn clone_parent() {
-    let w = shared();
+    let w = new_shared();
     let me = pid();
     let child = fork(|| {
         let ret = sc!(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0).must();
@@ -426,7 +426,7 @@ fn exit_group_from_thread() {
 }
 
 fn leader_exits_before_thread() {
-    let w = shared();
+    let w = new_shared();
     let child = fork(|| {
         std::thread::spawn(|| {
             until_at_least(&w[0], 1);
@@ -477,7 +477,7 @@ fn ignored_sigchld_reaps() {
 
 fn orphan_goes_to_subreaper() {
     sc!(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0).is(0);
-    let w = shared();
+    let w = new_shared();
     let me = pid();
     let child = fork(|| {
         let parent = pid();
@@ -541,7 +541,7 @@ fn exec_restores_sigchld() {
 
 fn pdeathsig() {
     sc!(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0).is(0);
-    let w = shared();
+    let w = new_shared();
     let child = fork(|| {
         let grandchild = fork(|| {
             let _ = sc!(SYS_prctl, PR_SET_PDEATHSIG, SIGUSR2, 0, 0, 0);
@@ -779,7 +779,7 @@ fn process_folder_as_pidfd() {
 fn orphaned_stopped_group_gets_hup() {
     // A stopped group that loses its last parent in the session gets SIGHUP, then SIGCONT.
     sc!(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0).is(0);
-    let w = shared();
+    let w = new_shared();
     let shell = fork(|| {
         sc!(SYS_setsid).must();
         let job = fork(|| {

@@ -567,7 +567,7 @@ fn interrupted_calls_restart() {
 }
 
 fn attach_and_detach() {
-    let words = shared();
+    let words = new_shared();
     let pid = fork(|| {
         loop {
             words[0].fetch_add(1, SeqCst);
@@ -887,7 +887,7 @@ fn threads_are_waited_for() {
 }
 
 fn a_tracer_that_ends_lets_go() {
-    let words = shared();
+    let words = new_shared();
     let pid = fork(|| {
         loop {
             words[0].fetch_add(1, SeqCst);
@@ -918,7 +918,7 @@ fn exitkill() {
 }
 
 fn the_tracer_is_told_before_the_parent() {
-    let words = shared();
+    let words = new_shared();
     let pid = bystander();
     let tracer = fork(|| {
         pt(PTRACE_SEIZE as i32, pid, 0, 0).is(0);
@@ -1057,7 +1057,7 @@ fn access_is_checked() {
         pt(PTRACE_ATTACH as i32, pid, 0, 0).fails(EPERM);
         open(&format!("/proc/{pid}/mem"), O_RDONLY).fails(EACCES);
         // Of the same user: but one that has said that it is nobody's business.
-        let words = shared();
+        let words = new_shared();
         let other = fork(|| {
             sc!(SYS_prctl, PR_SET_DUMPABLE, 1).is(0);
             words[0].store(1, SeqCst);

@@ -19,7 +19,7 @@ const ROUNDS: u32 = 40_000;
 
 /// Runs `other` over and over in another process while `f` runs here.
 fn against(other: impl Fn(), f: impl FnOnce()) {
-    let stop: &AtomicU32 = &shared()[0];
+    let stop: &AtomicU32 = &new_shared()[0];
     stop.store(0, SeqCst);
     let pid = fork(|| {
         while stop.load(SeqCst) == 0 {

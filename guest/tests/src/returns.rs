@@ -289,7 +289,7 @@ fn from_interrupts() {
     // Another process of the same CPU ends the loop: an interrupt has let it run.
     catch_with(limen_returns_catch);
     on_signal(SIGUSR1, limen_returns_edit as *const () as usize, SA_SIGINFO, 0);
-    let word = &shared()[0];
+    let word = &new_shared()[0];
     pin(0).is(0);
     // 1: mov (%rbx), %ecx; jrcxz 1b; nop; int3
     let spin = landing() + 64;

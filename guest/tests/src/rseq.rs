@@ -152,7 +152,7 @@ fn a_signal_gives_a_sequence_up() {
 fn so_does_preemption() {
     let own = area();
     pin(0).is(0);
-    let stop = shared();
+    let stop = new_shared();
     let spinner = fork(|| {
         while stop[0].load(SeqCst) == 0 {
             std::hint::spin_loop();

@@ -147,7 +147,7 @@ fn killed_processes() {
 }
 
 fn killed_threads() {
-    let word = &shared()[0];
+    let word = &new_shared()[0];
     word.store(0, SeqCst);
     let child = fork(|| {
         answer(SYS_getppid, KILL_THREAD);
@@ -341,7 +341,7 @@ fn forks_and_programs_inherit() {
 
 fn threads_inherit() {
     in_child(|| {
-        let word: &'static AtomicU32 = &shared()[1];
+        let word: &'static AtomicU32 = &new_shared()[1];
         let before = std::thread::spawn(|| {
             until(|| word.load(SeqCst) != 0);
             sc!(SYS_getppid).is_ok()
@@ -473,7 +473,7 @@ fn deny_getppid(flags: u32) -> Res {
 
 fn all_threads_at_once() {
     in_child(|| {
-        let word: &'static AtomicU32 = &shared()[2];
+        let word: &'static AtomicU32 = &new_shared()[2];
         word.store(0, SeqCst);
         promise();
         let others: Vec<_> = (0..4)
@@ -497,7 +497,7 @@ fn all_threads_at_once() {
 
 fn threads_with_other_filters() {
     in_child(|| {
-        let word: &'static AtomicU32 = &shared()[3];
+        let word: &'static AtomicU32 = &new_shared()[3];
         word.store(0, SeqCst);
         promise();
         let other = std::thread::spawn(|| {

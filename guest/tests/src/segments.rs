@@ -272,7 +272,7 @@ fn stack_selector_beside_interrupts() {
     // An interrupt leaves SS null in the kernel; a thread that then goes back by SYSRET must have
     // its own. The sibling does nothing but be interrupted.
     pin(0).is(0);
-    let word = &shared()[0];
+    let word = &new_shared()[0];
     let child = fork(|| {
         while word.load(SeqCst) == 0 {
             std::hint::spin_loop();

@@ -416,7 +416,7 @@ fn read_gives_eintr() {
 }
 
 fn read_restarts() {
-    let s = shared();
+    let s = new_shared();
     SHARED.store(s.as_ptr() as u64, SeqCst);
     on_signal(SIGUSR1, count_shared as *const () as usize, SA_RESTART, 0);
     let (r, w) = pipe();
@@ -453,7 +453,7 @@ fn nanosleep_eintr_rest() {
 }
 
 fn wait_restarts() {
-    let s = shared();
+    let s = new_shared();
     SHARED.store(s.as_ptr() as u64, SeqCst);
     on_signal(SIGUSR1, count_shared as *const () as usize, SA_RESTART, 0);
     let me = pid();
@@ -547,7 +547,7 @@ fn handler_may_change_registers() {
 
 fn async_signals_keep_registers() {
     // The child computes with all registers while the parent keeps interrupting it.
-    let s = shared();
+    let s = new_shared();
     SHARED.store(s.as_ptr() as u64, SeqCst);
     on_signal(SIGUSR1, count_shared as *const () as usize, 0, 0);
     let child = fork(|| {
@@ -667,7 +667,7 @@ fn fork_inherits_handlers() {
 
 fn signal_to_stopped_process() {
     counting(SIGUSR1, 0);
-    let s = shared();
+    let s = new_shared();
     SHARED.store(s.as_ptr() as u64, SeqCst);
     on_signal(SIGUSR1, count_shared as *const () as usize, 0, 0);
     let child = fork(|| {

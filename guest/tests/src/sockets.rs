@@ -561,7 +561,7 @@ fn session_on(s: i32) {
 fn pty_control_characters() {
     for (byte, sig) in [(3u8, SIGINT), (28, SIGQUIT)] {
         let (m, s) = pty();
-        let ready = shared();
+        let ready = new_shared();
         let child = fork(|| {
             session_on(s);
             ready[0].store(1, std::sync::atomic::Ordering::SeqCst);
@@ -577,7 +577,7 @@ fn pty_control_characters() {
 
 fn pty_hangup() {
     let (m, s) = pty();
-    let ready = shared();
+    let ready = new_shared();
     let child = fork(|| {
         close(m);
         session_on(s);

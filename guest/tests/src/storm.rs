@@ -152,7 +152,7 @@ fn fork_storm(jobs: u32, count: u32) {
 
 /// A token goes round a ring of processes by shared futexes; any lost wake-up stops it.
 fn futex_storm(jobs: u32, rounds: u32) {
-    let w = shared();
+    let w = new_shared();
     let turn = &w[0];
     let kids: Vec<i32> = (0..jobs)
         .map(|j| {
@@ -216,7 +216,7 @@ extern "C" fn hit(_: i32) {
 
 /// Processes in a ring signal each other with queued signals, and each receives as many as sent.
 fn signal_storm(jobs: u32, count: u32) {
-    let w = shared();
+    let w = new_shared();
     on_signal(40, hit as *const () as usize, SA_RESTART, 0);
     let kids: Vec<i32> = (0..jobs as usize)
         .map(|j| {

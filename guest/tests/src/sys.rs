@@ -242,9 +242,9 @@ pub fn unmap(p: *mut u8, len: usize) {
     sc!(SYS_munmap, p, len).is(0);
 }
 
-/// 1024 zeroed words shared with every child forked later.
+/// 1024 zeroed words shared with every child forked later: other ones at each call.
 #[track_caller]
-pub fn shared() -> &'static [AtomicU32; 1024] {
+pub fn new_shared() -> &'static [AtomicU32; 1024] {
     let p = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0).must();
     // SAFETY: a fresh mapping of exactly this size that is never unmapped.
     unsafe { &*(p as *const [AtomicU32; 1024]) }
@@ -262,7 +262,7 @@ pub fn own_mounts() {
 /// later could land in the very hole whose fault a test wants to see.
 pub fn fault_words() -> &'static [AtomicU32; 1024] {
     static WORDS: std::sync::OnceLock<&'static [AtomicU32; 1024]> = std::sync::OnceLock::new();
-    WORDS.get_or_init(shared)
+    WORDS.get_or_init(new_shared)
 }
 
 /// Sleeps about `ms` milliseconds: only ever inside a loop that waits for a condition.

@@ -58,7 +58,7 @@ fn getcpu_follows_affinity() {
 /// nobody wakes anybody.
 fn idle_cpus_take_what_waits() {
     let [_, second, ..] = cpus()[..] else { return };
-    let seen = &shared()[0];
+    let seen = &new_shared()[0];
     // SAFETY: no arguments; glibc's word or a system call.
     let here = || unsafe { sched_getcpu() } as u32;
     let allow_all = |pid: i32| {

@@ -257,7 +257,7 @@ fn futex_bad_arguments() {
 }
 
 fn futex_shared_between_processes() {
-    let w = shared();
+    let w = new_shared();
     let children: Vec<i32> =
         (0..3).map(|_| fork(|| i32::from(futex(&w[0], WAIT, 0, 0) != Ok(0)))).collect();
     wake_n(&w[0], WAKE, 3);
@@ -269,7 +269,7 @@ fn futex_private_is_private() {
     let p = anon(4096) as usize;
     // SAFETY: an aligned word of the test's own mapping, which lives on.
     let w = unsafe { &*(p as *const AtomicU32) };
-    let s = shared();
+    let s = new_shared();
     let child = fork(|| {
         let ts = timespec { tv_sec: 0, tv_nsec: 1_000_000 };
         while s[0].load(SeqCst) == 0 {
@@ -286,7 +286,7 @@ fn futex_private_is_private() {
 }
 
 fn futex_signal_interrupts() {
-    let s = shared();
+    let s = new_shared();
     on_signal(SIGUSR1, nothing as *const () as usize, 0, 0);
     let child = fork(|| i32::from(futex(&s[0], WAIT, 0, 0) != Err(EINTR)));
     let mut status = 0;
@@ -318,7 +318,7 @@ extern "C" fn exit_now(_: *mut c_void) -> c_int {
 }
 
 fn clear_child_tid_wakes() {
-    let w = shared();
+    let w = new_shared();
     w[0].store(12345, SeqCst);
     let stack = anon(65536);
     let flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_CHILD_CLEARTID;
@@ -357,7 +357,7 @@ struct RobustHead {
 }
 
 fn robust_list_marks_dead() {
-    let s = shared();
+    let s = new_shared();
     // Layout in the shared page: one list entry at word 16, its lock word at word 20.
     let entry = s[16].as_ptr() as usize;
     let lock = &s[20];
@@ -541,7 +541,7 @@ fn futex_waitv_one() {
 }
 
 fn sigkill_ends_all_threads() {
-    let s = shared();
+    let s = new_shared();
     let child = fork(|| {
         for i in 0..6usize {
             std::thread::spawn(move || {

@@ -92,7 +92,7 @@ fn cpu_clocks() {
 
 fn monotonic_across_cpus() {
     // One value handed round between processes: nobody may see an older time than the last.
-    let w = shared();
+    let w = new_shared();
     let kids: Vec<i32> = (0..4u32)
         .map(|j| {
             fork(|| {

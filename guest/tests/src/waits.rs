@@ -535,7 +535,7 @@ fn run(row: &Row, flags: i32, then: impl Fn(&World, i32) -> Res) {
         on_signal(SIGUSR1, count as *const () as usize, flags, 0);
         on_signal(SIGPIPE, SIG_IGN, 0, 0);
         let (a, b) = (row.make)();
-        let world: &'static World = Box::leak(Box::new(World { a, b, words: shared() }));
+        let world: &'static World = Box::leak(Box::new(World { a, b, words: new_shared() }));
         let call = row.call;
         let blocked = std::thread::spawn(move || {
             world.words[0].store(tid() as u32, SeqCst);
@@ -740,7 +740,7 @@ fn counts_death_signals(words: &'static [AtomicU32; 1024]) -> i32 {
 
 fn death_signal_of_a_thread() {
     // "Parent" is the thread that made the child (PR_SET_PDEATHSIG(2const)).
-    let words = shared();
+    let words = new_shared();
     let child = std::thread::spawn(|| {
         let child = counts_death_signals(words);
         until(|| words[0].load(SeqCst) == 1);
@@ -759,7 +759,7 @@ fn death_signal_of_a_thread() {
 fn death_signal_after_exec_of_a_thread() {
     // The thread that executes goes on; the one it takes the id from ends.
     sc!(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0).is(0);
-    let words = shared();
+    let words = new_shared();
     let parent = fork(|| {
         counts_death_signals(words);
         until(|| words[0].load(SeqCst) == 1);

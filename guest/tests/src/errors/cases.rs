@@ -15,7 +15,7 @@ const OK: i32 = 0;
 
 /// Runs each row in a process of its own that `prepare` has prepared.
 fn all(cases: &[Case], prepare: fn()) {
-    let word = &shared()[0];
+    let word = &new_shared()[0];
     let mut differing = Vec::new();
     for (name, errno, run) in cases {
         word.store(u32::MAX, std::sync::atomic::Ordering::SeqCst);
@@ -357,7 +357,7 @@ fn queue(ask: impl FnOnce(usize) -> Res) -> Res {
 
 /// The same by a user to whom it does not belong.
 fn as_user(ask: impl FnOnce() -> Res) -> Res {
-    let word = &shared()[0];
+    let word = &new_shared()[0];
     let child = fork(|| {
         become_user();
         word.store(ask().err().unwrap_or(0) as u32, std::sync::atomic::Ordering::SeqCst);
@@ -647,7 +647,7 @@ const STATES: &[Case] = &[
 ];
 
 fn in_child_answer(ask: impl FnOnce() -> Res) -> Res {
-    let word = &shared()[0];
+    let word = &new_shared()[0];
     let child = fork(|| {
         word.store(ask().err().unwrap_or(0) as u32, std::sync::atomic::Ordering::SeqCst);
         0
