@@ -14,7 +14,7 @@ const BLOCK: u8 = 1;
 
 /// Whether the call in `regs` is made. If not, it is as if it had not begun, and nobody else is
 /// asked about it.
-pub fn may_call(regs: &mut PtRegs) -> bool {
+pub(super) fn may_call(regs: &mut PtRegs) -> bool {
     let config = user_dispatch::get(&current());
     if regs.rip.wrapping_sub(config.offset) < config.len {
         return true;
