@@ -64,8 +64,8 @@ const CPUS: [(&str, &str); 8] = [
 ];
 /// The tests that each of them runs.
 const CPU_TESTS: [&str; 2] = ["mitigations::", "window::every"];
-/// CPUs as QEMU shows them, each booted [`MODEL_BOOTS`] times: what is chosen for them is also right
-/// where the image was moved to, which it is not told by facts.
+/// CPUs as QEMU shows them, each booted [`MODEL_BOOTS`] times: what is chosen for them is right
+/// wherever the image was moved to.
 const MODELS: [&str; 4] = ["EPYC", "EPYC-Rome", "EPYC-Milan", "Icelake-Server"];
 const MODEL_BOOTS: usize = 2;
 /// What QEMU says of each feature of a model that it does not emulate.
