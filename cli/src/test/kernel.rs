@@ -119,7 +119,8 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         let name = format!("model::{model}");
         if context.wants(&name) {
             for _ in 0..MODEL_BOOTS {
-                let lines = boot_model(kernel.clone(), model, format!("ktest={MODEL_TESTS}"))?;
+                let append = format!("ktest={MODEL_TESTS}");
+                let lines = boot_on(kernel.clone(), Some(model.to_owned()), 1, append)?;
                 total += judge(&lines, &name, context, true);
             }
         }
@@ -233,11 +234,7 @@ pub(super) fn boot(kernel: PathBuf, smp: u8, append: String) -> Result<Vec<Strin
     boot_on(kernel, None, smp, append)
 }
 
-/// Boots them on a CPU that QEMU shows.
-fn boot_model(kernel: PathBuf, model: &str, append: String) -> Result<Vec<String>, Error> {
-    boot_on(kernel, Some(model.to_owned()), 1, append)
-}
-
+/// Boots them on a CPU that QEMU shows, if one is named.
 fn boot_on(
     kernel: PathBuf,
     cpu: Option<String>,

@@ -130,17 +130,19 @@ impl MmInner {
         let mut found = downwards.next().map(|(&at, vma)| (at, vma));
         let below = downwards.next().map(|(&at, _)| at);
         let mut at = start;
-        while let Some((area_start, vma)) = found.filter(|(_, vma)| at < vma.end) {
-            if let Err(error) = check(area_start, vma) {
-                return (below, Err(error));
-            }
+        let mut step = || {
+            let area = found.take().or_else(|| self.find(at));
+            let (area_start, vma) = area.filter(|(_, vma)| at < vma.end).ok_or(Errno::ENOMEM)?;
+            check(area_start, vma)?;
             at = vma.end;
-            if at >= end {
-                return (below, Ok(()));
-            }
-            found = self.find(at);
+            Ok(at < end)
+        };
+        // An empty range is mapped wherever it is.
+        let mut result = Ok(start < end);
+        while result == Ok(true) {
+            result = step();
         }
-        (below, Err(Errno::ENOMEM))
+        (below, result.map(|_| ()))
     }
 
     /// For PROT_GROWSDOWN: the start of the stack in which `[start, end)` begins.
