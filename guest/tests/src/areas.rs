@@ -221,6 +221,7 @@ fn seals_that_are_refused() {
     sc!(SYS_MSEAL, p, usize::MAX, 0).fails(EINVAL);
     sc!(SYS_MSEAL, p, 0, 0).is(0);
     unmap((p + PAGE) as *mut u8, PAGE);
+    sc!(SYS_MSEAL, p + PAGE, 0, 0).is(0);
     seal(p, 4).fails(ENOMEM);
     sc!(SYS_munmap, p, 4 * PAGE).is(0);
 }
