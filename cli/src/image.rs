@@ -4,13 +4,17 @@
 //! that the kernel boots with. An image without room for tables (`.limen_sites`) is left as it is.
 //! Cargo puts its own file back whenever it runs, so finishing follows every build.
 //!
-//! Neighbours: the launcher and `test/kernel.rs` build and then finish; `check` audits.
+//! The launcher builds the kernel that ships; [`Form`] is another, for a test or a bench. Neighbours:
+//! `test/sabotage` builds broken sources; `check` audits.
 
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use object::{Object as _, ObjectSection as _};
 
-use crate::Error;
+use crate::progress::Progress;
+use crate::{Error, toolchain};
 
 /// First argument that makes this program finish an image: for the launcher, not for people.
 pub(crate) const FINISH: &str = "__finish";
@@ -25,6 +29,51 @@ pub(crate) const CARGO_FLAGS: [&str; 5] = [
     "-Zbuild-std=core,alloc",
     "-Zbuild-std-features=compiler-builtins-mem",
 ];
+
+/// Makes cargo leave out the optimisation across a crate's parts, which is half of a kernel's
+/// build: for kernels that are built often, run once, and not measured.
+pub(crate) fn build_quickly(cargo: &mut Command) {
+    cargo.env("CARGO_PROFILE_RELEASE_LTO", "off").args(["--features", "large-tables"]);
+}
+
+/// A kernel that is not the one that ships.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Form {
+    pub(crate) name: &'static str,
+    /// Features of the crate `limen-image`, separated by commas.
+    pub(crate) features: &'static str,
+    /// Its code is what ships but for the features; otherwise it is quicker to build, and slower.
+    pub(crate) is_as_shipped: bool,
+}
+
+impl Form {
+    /// Builds it in `target`'s folder `forms`, where all forms share what their features leave as it
+    /// is; the finished image.
+    pub(crate) fn build(&self, repository: &Path, target: &Path) -> Result<PathBuf, Error> {
+        let _slow = Progress::of("building the kernel");
+        let forms = target.join("forms");
+        fs::create_dir_all(&forms)?;
+        // Cargo gives every form's image the same name: until it is copied, no other may be built.
+        let lock = File::create(forms.join(".limen-lock"))?;
+        lock.lock()?;
+        let mut cargo = toolchain::cargo(repository)?;
+        cargo.arg("build").args(CARGO_FLAGS).args(["--quiet", "--features", self.features]);
+        if !self.is_as_shipped {
+            build_quickly(&mut cargo);
+        }
+        if !cargo.arg("--target-dir").arg(&forms).status()?.success() {
+            return Err(format!("the kernel with {} does not build", self.features).into());
+        }
+        let [built, new] = ["limen-kernel".to_owned(), format!("limen-kernel-{}.new", self.name)]
+            .map(|name| forms.join("x86_64-unknown-none/release").join(name));
+        fs::copy(built, &new)?;
+        finish(&new)?;
+        // A machine that boots the one before keeps it.
+        let image = forms.join(format!("limen-kernel-{}", self.name));
+        fs::rename(new, &image)?;
+        Ok(image)
+    }
+}
 
 /// Finishes the image in place. An image that objtool refuses is an error and stays as it was.
 pub(crate) fn finish(image: &Path) -> Result<(), Error> {

@@ -18,8 +18,9 @@ use serde_json::{Value, json};
 use super::machine::{Extra, Figures, Machine, Work};
 use super::rig::Clock;
 use crate::args::BenchArgs;
+use crate::image::Form;
 use crate::progress::Steps;
-use crate::{Error, linux};
+use crate::{Error, linux, paths};
 
 const PACKAGE: &str = "limen-guest-scale";
 const MEMORY_MIB: u64 = 1024;
@@ -31,7 +32,7 @@ const ONE: &str = "one_";
 /// Locks that an operation may share with other CPUs where each has a thing of its own.
 const SHARED_MAX: f64 = 0.05;
 /// The folder of the kernel that counts.
-const KERNEL: &str = "lockstat";
+const KERNEL: Form = Form { name: "lockstat", features: "lockstat", is_as_shipped: false };
 
 /// Counts of one row with so many workers, for one operation.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,7 +55,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         Some(kernel) => kernel.clone(),
         None => {
             steps.begin("building the kernel that counts its locks");
-            super::lsm::build(KERNEL, "lockstat")?
+            KERNEL.build(&paths::repository()?, &paths::target_dir()?)?
         }
     };
     let program = std::fs::read(super::build(PACKAGE)?)?;

@@ -1,7 +1,6 @@
 //! The kernel level: the kernel image built with its own tests, booted at each CPU count.
 //!
-//! The image is built with `--features ktest` into a target folder of its own, so that it never
-//! takes the place of the one that `limen run` boots. Booted with the parameter `ktest`, it prints
+//! The image is built with `--features ktest`. Booted with the parameter `ktest`, it prints
 //! `test NAME ... ok` or `test NAME ... FAILED` per test on the serial log, then
 //! `N passed, N failed`, and ends the VM. A log without that last line is a failure: a kernel that
 //! hangs or dies has not passed.
@@ -15,12 +14,15 @@ use mitigations::profiles;
 
 use super::watch::Running;
 use super::{Context, Summary, faults};
+use crate::Error;
 use crate::args::{AccelChoice, MachineModel};
+use crate::image::Form;
 use crate::run::accel;
 use crate::run::qemu::Qemu;
 use crate::run::vm::{Manner, Vm};
-use crate::{Error, image};
 
+/// The kernel with its tests.
+const WITH_TESTS: Form = Form { name: "ktest", features: "ktest", is_as_shipped: true };
 /// The whole suite, in emulation on a loaded host.
 const LIMIT: Duration = Duration::from_secs(300);
 const MEMORY_MIB: u64 = 256;
@@ -213,15 +215,7 @@ pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
 }
 
 pub(super) fn build(context: &Context) -> Result<PathBuf, Error> {
-    let target = context.target.join("ktest");
-    let mut cargo = context.cargo()?;
-    cargo.arg("build").args(image::CARGO_FLAGS).args(["--features=ktest", "--quiet"]);
-    if !cargo.arg("--target-dir").arg(&target).status()?.success() {
-        return Err("the kernel with its tests does not build".into());
-    }
-    let built = target.join("x86_64-unknown-none/release/limen-kernel");
-    image::finish(&built)?;
-    Ok(built)
+    WITH_TESTS.build(&context.repository, &context.target)
 }
 
 /// With two CPUs page tables are isolated.

@@ -34,7 +34,7 @@ use crate::device::entropy;
 use crate::memory::{index, span};
 
 /// Room for the list, bytes: four for each field.
-const ROOM: usize = 160 << 10;
+const ROOM: usize = if cfg!(feature = "large-tables") { 256 << 10 } else { 160 << 10 };
 
 global_asm!(
     ".pushsection .limen_relocs, \"a\", @progbits",

@@ -22,8 +22,9 @@ use super::kernel::Bench;
 use super::machine::Figures;
 use super::table;
 use crate::args::BenchArgs;
-use crate::progress::{Progress, Steps};
-use crate::{Error, image, paths, profile, toolchain};
+use crate::image::Form;
+use crate::progress::Steps;
+use crate::{Error, paths, profile};
 
 /// Most policies that are asked.
 const POLICIES_MAX: usize = 4;
@@ -36,11 +37,11 @@ const NATIVE: &str = "limen-bench-hooks";
 /// A profile that allows everything that profiles decide.
 const EVERYTHING: &str = "[paths]\nread = [\"/**\"]\nwrite = [\"/**\"]\nexecute = [\"/**\"]\n";
 
-/// A form of the hooks: its name, and the features of its build.
-const FORMS: [(&str, &str); 3] = [
-    ("none", "hooks-bench,hooks-none"),
-    ("list", "hooks-bench,hooks-list"),
-    ("direct", "hooks-bench"),
+/// The forms of the hooks.
+const FORMS: [Form; 3] = [
+    Form { name: "none", features: "hooks-bench,hooks-none", is_as_shipped: true },
+    Form { name: "list", features: "hooks-bench,hooks-list", is_as_shipped: true },
+    Form { name: "direct", features: "hooks-bench", is_as_shipped: true },
 ];
 const NONE: usize = 0;
 const LIST: usize = 1;
@@ -67,9 +68,9 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     // Each form but the first has a run for each number of policies; one is with all of them.
     let runs = 1 + (FORMS.len() - 1) * (POLICIES_MAX + 1) + 1;
     let mut steps = Steps::of(FORMS.len() + runs + unix::RUNS + 1);
-    for (name, features) in FORMS {
-        steps.begin(&format!("building the kernel with hooks as: {name}"));
-        kernels.push(build(name, features)?);
+    for form in FORMS {
+        steps.begin(&format!("building the kernel with hooks as: {}", form.name));
+        kernels.push(form.build(&paths::repository()?, &paths::target_dir()?)?);
     }
     let with = |kernel: &PathBuf| BenchArgs { kernel: Some(kernel.clone()), ..args.clone() };
     let mut columns = Vec::new();
@@ -78,11 +79,11 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         let numbers = if form == NONE { 0..=0 } else { 0..=POLICIES_MAX };
         let mut of_form = Vec::new();
         for policies in numbers {
-            steps.begin(&format!("{}, {policies} policies", FORMS[form].0));
+            steps.begin(&format!("{}, {policies} policies", FORMS[form].name));
             of_form.push(bench.limen_with(&format!("lsm={}", names(policies)))?.0.figures);
         }
         if form == DIRECT {
-            steps.begin(&format!("{}, all policies", FORMS[form].0));
+            steps.begin(&format!("{}, all policies", FORMS[form].name));
             let everything = profile::compiled("everything.toml", EVERYTHING)?;
             of_form.push(bench.limen_with_all_policies(&everything)?);
         }
@@ -137,20 +138,6 @@ fn judge(operations: &[Operation], suite: &[unix::Row]) -> Vec<(String, bool)> {
     lines
 }
 
-/// Builds the kernel with these features, in a target folder of its own.
-pub(crate) fn build(name: &str, features: &str) -> Result<PathBuf, Error> {
-    let _slow = Progress::of("building the kernel");
-    let target = paths::target_dir()?.join("hooks").join(name);
-    let mut cargo = toolchain::cargo(&paths::repository()?)?;
-    cargo.arg("build").args(image::CARGO_FLAGS).args(["--quiet", "--features", features]);
-    if !cargo.arg("--target-dir").arg(&target).status()?.success() {
-        return Err(format!("the kernel with {features} does not build").into());
-    }
-    let built = target.join("x86_64-unknown-none/release/limen-kernel");
-    image::finish(&built)?;
-    Ok(built)
-}
-
 fn operations(columns: &[Vec<Figures>]) -> Vec<Operation> {
     let of = |name: &'static str| {
         let form = |figures: &Vec<Figures>| -> Option<Vec<u64>> {
@@ -169,7 +156,8 @@ fn mean(operations: &[Operation], ratio: impl Fn(&Operation) -> f64) -> f64 {
 fn text(operations: &[Operation]) -> String {
     let mut out = format!("{:<30}{:>9}", "guest instructions", "none");
     for form in [LIST, DIRECT] {
-        (0..=POLICIES_MAX).for_each(|n| _ = write!(out, "{:>9}", format!("{} {n}", FORMS[form].0)));
+        (0..=POLICIES_MAX)
+            .for_each(|n| _ = write!(out, "{:>9}", format!("{} {n}", FORMS[form].name)));
     }
     out += "     all  4/none  4/list all/none\n";
     for of in operations {
@@ -196,7 +184,7 @@ fn object(
     let claim = |(claim, met): &(String, bool)| json!({ "claim": claim, "met": met });
     json!({
         "bench": "lsm",
-        "forms": FORMS.map(|form| form.0),
+        "forms": FORMS.map(|form| form.name),
         "rows": operations.iter().map(row).collect::<Vec<_>>(),
         "suite": suite.iter().map(unix::Row::object).collect::<Vec<_>>(),
         "native": native,
