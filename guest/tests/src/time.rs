@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 tests!("time":
     clocks_move_forward, vdso_agrees_with_syscall, clock_errors, resolutions, cpu_clocks,
     monotonic_across_cpus, nanosleep_is_not_early, clock_nanosleep_absolute, sleep_errors,
-    posix_timer_signals, posix_timer_overrun_and_gettime, overruns_before_the_boot,
+    posix_timer_signals, posix_timer_overrun_and_gettime, overruns_of_cpu_clocks, overruns_before_the_boot,
     posix_timer_takes_its_signal_back, posix_timer_that_is_ignored, posix_timer_errors, itimer_real,
     itimer_virtual, gettimeofday_and_time, times_and_rusage, settime_needs_rights,
     adjtimex_answers,
@@ -192,6 +192,26 @@ fn posix_timer_overrun_and_gettime() {
     let mut t = [0i64; 4];
     sc!(SYS_timer_gettime, id, t.as_mut_ptr()).is(0);
     assert_eq!((t[0], t[1]), (0, 1_000_000));
+}
+
+/// What has passed on a CPU clock when the signal is taken counts, not only what a tick has seen.
+fn overruns_of_cpu_clocks() {
+    sigmask(SIG_BLOCK, bit(40));
+    for clock in [CLOCK_THREAD_CPUTIME_ID, CLOCK_PROCESS_CPUTIME_ID] {
+        let id = timer(clock, 40, 1);
+        let before = now(clock);
+        set(id, 1000, 1000);
+        let after = now(clock);
+        // Between two ticks.
+        while now(clock) - after < 30_500_000 {}
+        let least = (now(clock) - after) / 1000 - 2;
+        let (set40, mut info) = (bit(40), Siginfo::default());
+        sc!(SYS_rt_sigtimedwait, &raw const set40, &raw mut info, 0, 8).is(40);
+        let (told, most) = (i128::from(info.uid), (now(clock) - before) / 1000);
+        assert!((least..=most).contains(&told), "{told}, not {least} to {most}: clock {clock}");
+        sc!(SYS_timer_getoverrun, id).is(info.uid as usize);
+        sc!(SYS_timer_delete, id).is(0);
+    }
 }
 
 /// Linux before 6.13 delivers signals of a timer's earlier settings, and counts less.

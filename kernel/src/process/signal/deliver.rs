@@ -3,6 +3,7 @@
 
 use abi::{Errno, general as raw};
 use entry::PtRegs;
+use machine::sync::IrqGuard;
 
 use super::{Action, SIG_DFL, SIG_IGN, SigInfo, SignalSet, bit, frame, mask, pending, send, stop};
 use crate::process::{Thread, current, exit, ptrace, rseq, timers};
@@ -46,7 +47,18 @@ pub fn deliver(regs: &mut PtRegs, restore_mask: bool) {
     }
 }
 
+/// What is next; of a signal its delivery is noted. A tick in between would begin another signal of
+/// a timer instead of an overrun in this one.
 fn next() -> Next {
+    let _irq = IrqGuard::new();
+    let mut next = take_next();
+    if let Next::Signal(info, _) = &mut next {
+        current().note_delivery(info);
+    }
+    next
+}
+
+fn take_next() -> Next {
     let thread = current();
     let mut shared = thread.process.signals.lock();
     if shared.group_exit.is_some() {
@@ -80,7 +92,6 @@ fn use_action(number: u32) -> Action {
 /// Acts on one signal; true if a handler frame was set up.
 fn take_action(regs: &mut PtRegs, info: SigInfo, continues: u64) -> bool {
     let thread = current();
-    thread.note_delivery(&info);
     let is_traced = thread.trace.is_traced() && info.number() != raw::SIGKILL;
     let info = if is_traced { ptrace::stop::before_signal(regs, info) } else { Some(info) };
     let Some(info) = info else { return false };
@@ -169,19 +180,21 @@ fn restart_without_handler(regs: &mut PtRegs) {
 impl Thread {
     /// Takes a pending signal of `wanted`, the thread's own first.
     pub fn take_signal(&self, wanted: SignalSet) -> Option<SigInfo> {
-        let taken = {
+        // As in `next`.
+        let _irq = IrqGuard::new();
+        let mut taken = {
             let mut shared = self.process.signals.lock();
             let own = self.signals.lock().pending.take(wanted);
             own.or_else(|| shared.pending.take(wanted))
         };
-        if let Some(info) = &taken {
+        if let Some(info) = &mut taken {
             self.note_delivery(info);
         }
         taken
     }
 
     /// What has to be known about a signal that was taken. No lock is held.
-    fn note_delivery(&self, info: &SigInfo) {
+    fn note_delivery(&self, info: &mut SigInfo) {
         if info.code == raw::SI_TIMER {
             timers::note_delivery(&self.process, info);
         }

@@ -44,7 +44,8 @@ pub(super) struct TimerState {
     /// 0: it expires once.
     pub(super) interval_ns: u64,
     pub(super) armed: Option<Timer>,
-    /// Expiries whose signal was ignored, or forgotten with others: overruns of the next one.
+    /// Expiries whose signal was ignored, or forgotten with others, and those that the next one
+    /// comes too late for: overruns of the next one.
     pub(super) untold: u64,
     /// Since it was set: a signal may wait.
     pub(super) has_expired: bool,

@@ -135,9 +135,11 @@ impl AlarmTimer {
             return Some(Expiry { missed: 0, setting });
         };
         let on_time = now_ns + (state.interval_ns - late_ns % state.interval_ns);
-        state.next_ns = Some(on_time.max(now_ns + MIN_PERIOD_NS.min(state.interval_ns * 4)));
-        self.arm(&mut state);
         let missed = missed.saturating_add(core::mem::take(&mut state.untold));
+        let next_ns = on_time.max(now_ns + MIN_PERIOD_NS.min(state.interval_ns.saturating_mul(4)));
+        state.untold = (next_ns - on_time) / state.interval_ns;
+        state.next_ns = Some(next_ns);
+        self.arm(&mut state);
         Some(Expiry { missed, setting })
     }
 
@@ -222,12 +224,18 @@ pub fn on_exec(process: &Arc<Process>) {
     }
 }
 
-/// A signal of a POSIX timer was delivered: its overruns are what timer_getoverrun(2) tells now.
-pub fn note_delivery(process: &Process, info: &SigInfo) {
-    let (id, overruns) = info.timer_fields();
-    if let Some(timer) = process.timers.lock().posix.get(id) {
-        timer.overruns.store(overruns, Ordering::Relaxed);
+/// A signal of a POSIX timer is delivered: its overruns are what timer_getoverrun(2) tells now. A
+/// CPU clock is looked at by the tick alone: what has passed since then counts, too. No lock is
+/// held.
+pub fn note_delivery(process: &Process, info: &mut SigInfo) {
+    let timer = process.timers.lock().posix.get(info.timer_fields().0).cloned();
+    let Some(timer) = timer else { return };
+    if timer.is_on_cpu_clock()
+        && let Some(expiry) = timer.expire()
+    {
+        info.add_overruns(expiry.missed.saturating_add(1).min(i32::MAX as u64) as u32);
     }
+    timer.overruns.store(info.timer_fields().1, Ordering::Relaxed);
 }
 
 /// Signals were forgotten because they are ignored now: those of timers count as overruns.
