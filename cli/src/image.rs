@@ -4,8 +4,8 @@
 //! that the kernel boots with. An image without room for tables (`.limen_sites`) is left as it is.
 //! Cargo puts its own file back whenever it runs, so finishing follows every build.
 //!
-//! The launcher builds the kernel that ships; [`Form`] is another, for a test or a bench. Neighbours:
-//! `test/sabotage` builds broken sources; `check` audits.
+//! The launcher builds the kernel that ships; [`Form`] is another, for a test or a bench.
+//! Neighbours: `test/sabotage` builds broken sources; `check` audits.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -47,8 +47,8 @@ pub(crate) struct Form {
 }
 
 impl Form {
-    /// Builds it in `target`'s folder `forms`, where all forms share what their features leave as it
-    /// is; the finished image.
+    /// Builds it in `target`'s folder `forms`, where all forms share what their features leave as
+    /// it is; the finished image.
     pub(crate) fn build(&self, repository: &Path, target: &Path) -> Result<PathBuf, Error> {
         let _slow = Progress::of("building the kernel");
         let forms = target.join("forms");

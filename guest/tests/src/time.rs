@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 tests!("time":
     clocks_move_forward, vdso_agrees_with_syscall, clock_errors, resolutions, cpu_clocks,
     monotonic_across_cpus, nanosleep_is_not_early, clock_nanosleep_absolute, sleep_errors,
-    posix_timer_signals, posix_timer_overrun_and_gettime, overruns_of_cpu_clocks, overruns_before_the_boot,
-    posix_timer_takes_its_signal_back, posix_timer_that_is_ignored, posix_timer_errors, itimer_real,
-    itimer_virtual, gettimeofday_and_time, times_and_rusage, settime_needs_rights,
-    adjtimex_answers,
+    posix_timer_signals, posix_timer_overrun_and_gettime, overruns_of_cpu_clocks,
+    overruns_before_the_boot, posix_timer_takes_its_signal_back, posix_timer_that_is_ignored,
+    posix_timer_errors, itimer_real, itimer_virtual, gettimeofday_and_time, times_and_rusage,
+    settime_needs_rights, adjtimex_answers,
 );
 
 fn now(clock: i32) -> i128 {

@@ -61,16 +61,14 @@ fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
             let refused = prot.contains(Prot::WRITE) && !vma.flags.contains(VmaFlags::MAY_WRITE)
                 || prot.contains(Prot::EXEC) && !vma.flags.contains(VmaFlags::MAY_EXEC)
                 || denies_exec(process, vma.prot, prot);
-            if !refused {
-                let file = match &vma.backing {
-                    Backing::File { file, .. } => file.as_deref(),
-                    _ => None,
-                };
-                hooks::file_mprotect((file, prot.bits().into()))?;
-            }
             if refused {
                 return Err(Errno::EACCES);
             }
+            let file = match &vma.backing {
+                Backing::File { file, .. } => file.as_deref(),
+                _ => None,
+            };
+            hooks::file_mprotect((file, prot.bits().into()))?;
             if vma.is_sealed() {
                 return Err(Errno::EPERM);
             }

@@ -9,8 +9,8 @@
 use core::arch::global_asm;
 
 /// Bytes of the room. A check takes 8 bytes, a function with a preamble 8, a static branch 12, a
-/// return 4. The build with in-kernel tests needs the most, but for those that are not optimised across
-/// a crate's parts.
+/// return 4. The build with in-kernel tests needs the most, but for those that are not optimised
+/// across a crate's parts.
 const ROOM: usize = if cfg!(feature = "large-tables") { 256 << 10 } else { 144 << 10 };
 
 global_asm!(
