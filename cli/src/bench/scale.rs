@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 const ONE: &str = "one_";
 /// Locks that an operation may share with other CPUs where each has a thing of its own.
 const SHARED_MAX: f64 = 0.05;
-/// The folder of the kernel that counts.
+/// The kernel that counts.
 const KERNEL: Form = Form { name: "lockstat", features: "lockstat", is_as_shipped: false };
 
 /// Counts of one row with so many workers, for one operation.

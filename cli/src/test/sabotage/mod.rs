@@ -145,7 +145,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn cargo(&self, copy: &Copy) -> Result<Command, Error> {
         let mut cargo = toolchain::cargo(copy.root())?;
-        // Built often and run once.
+        // Built often and run once; its kernels as well (`image::build_quickly`).
         cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
         Ok(cargo)
     }
