@@ -74,6 +74,18 @@ fn own_turns() -> u64 {
     schedstat(pid()).1
 }
 
+/// `schedstats` of a look between whose begin and end the caller has kept its CPU, so that what it
+/// does next comes right behind it.
+fn undisturbed(pids: &[i32]) -> (u64, u64) {
+    loop {
+        let turns = own_turns();
+        let stats = schedstats(pids);
+        if own_turns() == turns {
+            return stats;
+        }
+    }
+}
+
 fn until_asleep(pid: i32) {
     let path = format!("/proc/{pid}/stat");
     until(|| std::fs::read_to_string(&path).is_ok_and(|stat| stat.contains(") S ")));
@@ -151,7 +163,7 @@ fn woken_beside_spinners() {
             0
         });
         until_asleep(sleeper);
-        let before = schedstats(spinners);
+        let before = undisturbed(spinners);
         write(to, b"x");
         let after = left(words);
         wait_code(sleeper, 0);
@@ -177,7 +189,7 @@ fn moved_beside_spinners() {
             0
         });
         until(|| words[0].load(SeqCst) == 2);
-        let before = schedstats(spinners);
+        let before = undisturbed(spinners);
         words[0].store(3, SeqCst);
         pin_other(mover, cpu);
         let after = left(words);
@@ -203,7 +215,7 @@ fn reniced_beside_spinners() {
         until(|| runs.load(SeqCst) > 0);
         // Nicer by one, still far above what would make it wait for long.
         let nice = 20 - sc!(SYS_getpriority, PRIO_PROCESS, nicer).must();
-        let before = schedstats(spinners);
+        let before = undisturbed(spinners);
         sc!(SYS_setpriority, PRIO_PROCESS, nicer, 19.min(nice + 1)).is(0);
         words[0].store(3, SeqCst);
         let after = left(words);
@@ -266,7 +278,7 @@ fn wake_up_burst() {
             })
             .collect();
         until(|| awake.load(SeqCst) == BURST);
-        let before = schedstats(spinners);
+        let before = undisturbed(spinners);
         write(to, &[0; BURST as usize]);
         let after = left(words);
         sleepers.into_iter().for_each(|pid| wait_code(pid, 0));
@@ -363,7 +375,7 @@ fn real_time_first() {
         until(|| words[0].load(SeqCst) == 2);
         until_asleep(sleeper);
         words[0].store(0, SeqCst);
-        let before = schedstats(&spinners);
+        let before = undisturbed(&spinners);
         write(to, b"x");
         slices.push(left(words).1 - before.1);
         wait_code(sleeper, 0);
@@ -372,7 +384,7 @@ fn real_time_first() {
     }
     end(&spinners);
     slices.sort_unstable();
-    // Between the look and the write a slice may end.
+    // Between the look's last file and the write a slice may end.
     assert!(slices[ROUNDS * 3 / 4] <= 2, "{slices:?}");
 }
 

@@ -5,6 +5,7 @@
 
 use crate::sys::*;
 use crate::{sc, tests};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 tests!("time":
@@ -195,23 +196,36 @@ fn posix_timer_overrun_and_gettime() {
 }
 
 /// What has passed on a CPU clock when the signal is taken counts, not only what a tick has seen.
+/// Linux 6.12 and 6.18 on a busy host lose about one of 500: no signal, or one that tells none.
 fn overruns_of_cpu_clocks() {
-    sigmask(SIG_BLOCK, bit(40));
+    let tries = if is_limen() { 1 } else { 5 };
     for clock in [CLOCK_THREAD_CPUTIME_ID, CLOCK_PROCESS_CPUTIME_ID] {
-        let id = timer(clock, 40, 1);
-        let before = now(clock);
-        set(id, 1000, 1000);
-        let after = now(clock);
-        // Between two ticks.
-        while now(clock) - after < 30_500_000 {}
-        let least = (now(clock) - after) / 1000 - 2;
-        let (set40, mut info) = (bit(40), Siginfo::default());
-        sc!(SYS_rt_sigtimedwait, &raw const set40, &raw mut info, 0, 8).is(40);
-        let (told, most) = (i128::from(info.uid), (now(clock) - before) / 1000);
-        assert!((least..=most).contains(&told), "{told}, not {least} to {most}: clock {clock}");
-        sc!(SYS_timer_getoverrun, id).is(info.uid as usize);
-        sc!(SYS_timer_delete, id).is(0);
+        let all: Vec<_> = (0..tries).map(|_| overruns_between_ticks(clock)).collect();
+        let is_told = all.iter().any(|(told, all)| told.is_some_and(|told| all.contains(&told)));
+        assert!(is_told, "{all:?}: clock {clock}");
     }
+}
+
+/// Overruns of a microsecond's timer that its signal tells, if it comes, and which are right.
+fn overruns_between_ticks(clock: i32) -> (Option<i128>, RangeInclusive<i128>) {
+    sigmask(SIG_BLOCK, bit(40));
+    let id = timer(clock, 40, 1);
+    let before = now(clock);
+    set(id, 1000, 1000);
+    let after = now(clock);
+    // Between two ticks.
+    while now(clock) - after < 30_500_000 {}
+    let least = (now(clock) - after) / 1000 - 2;
+    let (set40, mut info) = (bit(40), Siginfo::default());
+    let second = [1u64, 0];
+    let taken =
+        sc!(SYS_rt_sigtimedwait, &raw const set40, &raw mut info, second.as_ptr(), 8).is_ok();
+    let most = (now(clock) - before) / 1000;
+    if taken {
+        sc!(SYS_timer_getoverrun, id).is(info.uid as usize);
+    }
+    sc!(SYS_timer_delete, id).is(0);
+    (taken.then(|| i128::from(info.uid)), least..=most)
 }
 
 /// Linux before 6.13 delivers signals of a timer's earlier settings, and counts less.
