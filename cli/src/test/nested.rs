@@ -198,7 +198,9 @@ fn try_one(context: &Context, case: &Case) -> Result<(), Error> {
     let parts = Parts::make(context, case, dir.path())?;
     let mut command = Command::new(&context.limen);
     let smp = case.smp.to_string();
-    command.args(["run", "--memory", "1G", "--smp", &smp, "--timeout", &LIMIT_S.to_string(), "--"]);
+    // Messages of the kernel between are told where it fails.
+    command.args(["run", "-v", "--memory", "1G", "--smp", &smp]);
+    command.args(["--timeout", &LIMIT_S.to_string(), "--"]);
     match case.vmm {
         Vmm::Ours => ours(&mut command, case, &parts)?,
         Vmm::Qemu(machine) => qemu(&mut command, machine, case, &parts),

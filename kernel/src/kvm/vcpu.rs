@@ -61,6 +61,8 @@ pub(super) struct Shared {
     /// One more than the vector of the level-triggered interrupt that was ended last, where the VMM
     /// is to be told; else 0.
     pub(super) ended: AtomicU32,
+    /// It has shut down before (a triple fault), and the log says so.
+    has_shut_down: AtomicBool,
     own: Weak<Shared>,
 }
 
@@ -83,6 +85,7 @@ impl Shared {
             clock: SpinLock::default(),
             is_clock_due: AtomicBool::new(false),
             ended: AtomicU32::new(0),
+            has_shut_down: AtomicBool::new(false),
             own: own.clone(),
         })
     }
@@ -261,6 +264,22 @@ impl VcpuFile {
         self.tell(inner, outcome)
     }
 
+    /// A VMM is not told where its guest was, and most end without a word. Once for each CPU: a
+    /// guest may do it as often as it is started.
+    fn log_shutdown(&self, hardware: &Hardware) {
+        if self.shared.has_shut_down.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (rip, system) = (hardware.rip(), hardware.system());
+        let (cr0, cr2, cr3) = (system.cr0, system.cr2, system.cr3);
+        machine::log!(
+            "kvm: CPU {} of a guest has shut down at {rip:#x}: cr0 {cr0:#x}, cr2 {cr2:#x}, cr3 \
+             {cr3:#x}, efer {:#x}",
+            self.shared.id,
+            system.efer,
+        );
+    }
+
     /// What the VMM has left in `struct kvm_run`.
     fn take_answer(&self, inner: &mut Inner) {
         inner.cpu.exits_at_once = self.area.asks_to_exit_at_once();
@@ -290,6 +309,9 @@ impl VcpuFile {
         let apic_base = self.shared.apic_base();
         self.area.write_state(ready, interrupts, hardware.priority(), apic_base);
         self.area.write_outcome(&outcome, &inner.cpu.port_data);
+        if outcome == Outcome::Shutdown {
+            self.log_shutdown(hardware);
+        }
         inner.last = outcome;
         match outcome {
             Outcome::Interrupted => Err(Errno::EINTR),
