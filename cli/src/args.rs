@@ -497,7 +497,8 @@ pub(crate) struct TestArgs {
     #[arg(long)]
     pub(crate) list: bool,
 
-    /// CPU counts for the levels that run VMs. Example: --smp 1,4
+    /// CPU counts for the levels that run VMs; where all levels run without --all, its first and
+    /// last. Example: --smp 1,4
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4",
           value_parser = parse_cpus)]
     pub(crate) smp: Vec<u8>,

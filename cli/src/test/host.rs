@@ -77,7 +77,7 @@ fn parts<'a>(packages: &'a [String], filter: &'a str) -> Vec<Part<'a>> {
 
 fn command(context: &Context, part: &Part<'_>, options: &[&str]) -> Result<Command, Error> {
     let mut cargo = context.cargo()?;
-    cargo.args(["test", "--quiet", "--no-fail-fast"]);
+    cargo.args(["test", "--profile", "tool", "--quiet", "--no-fail-fast"]);
     part.packages.iter().for_each(|package| {
         cargo.args(["--package", package]);
     });

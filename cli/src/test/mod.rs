@@ -204,6 +204,16 @@ pub(crate) fn is_level(what: &str) -> bool {
     LEVELS.iter().any(|level| level.name == what)
 }
 
+/// CPU counts to run VMs with: where all levels run, the ends of the list, unless every combination
+/// is asked for.
+fn cpu_counts(args: &TestArgs) -> Vec<u8> {
+    let is_all = (args.what.is_none() || args.among_all) && args.filter.is_none();
+    match args.smp.as_slice() {
+        [first, .., last] if is_all && !args.all => vec![*first, *last],
+        all => all.to_vec(),
+    }
+}
+
 /// Runs what was asked for. The exit status is 1 if anything failed.
 pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
     let what = args.what.as_deref();
@@ -216,7 +226,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
         target: paths::target_dir()?,
         limen: std::env::current_exe()?,
         filter: args.filter.clone().or(room.map(str::to_owned)).unwrap_or_default(),
-        smp: args.smp.clone(),
+        smp: cpu_counts(args),
         jobs: args.jobs.map_or(cpus, usize::from),
         is_named: what.is_some() && !args.among_all,
         all: args.all,
@@ -298,7 +308,24 @@ fn run_level(level: &Level, context: &Context) -> Summary {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::args::{Cli, Command};
+
+    #[test]
+    fn all_levels_run_at_the_ends() {
+        let of = |words: &str| {
+            let cli = Cli::try_parse_from(words.split(' ')).expect(words);
+            let Command::Test(args) = cli.command else { panic!("{words}") };
+            cpu_counts(&args)
+        };
+        assert_eq!(of("limen test"), [1, 4]);
+        assert_eq!(of("limen test --smp 2"), [2]);
+        assert_eq!(of("limen test --all"), [1, 2, 4]);
+        assert_eq!(of("limen test guest"), [1, 2, 4]);
+        assert_eq!(of("limen test --filter futex"), [1, 2, 4]);
+    }
 
     #[test]
     fn closing_line() {
