@@ -52,6 +52,7 @@ mod order;
 mod own;
 mod partly;
 mod peeks;
+mod pkeys;
 mod pointers;
 mod processes;
 mod procfs;
@@ -135,6 +136,7 @@ const SUBJECTS: &[&[Test]] = &[
     sysv::TESTS,
     mqueue::TESTS,
     peeks::TESTS,
+    pkeys::TESTS,
     pointers::TESTS,
     ptrace::TESTS,
     rights::TESTS,

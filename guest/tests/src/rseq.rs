@@ -57,6 +57,12 @@ fn length(area: &Area) -> u32 {
     (32..256).step_by(4).find(fits).expect("the length of the library's area")
 }
 
+/// Ends the registration of this thread's area.
+pub fn unregister() {
+    let area = area();
+    call(area, length(area), UNREGISTER, SIGNATURE).is(0);
+}
+
 fn registration() {
     let (own, other) = (area(), Box::leak(Box::new([0u64; 16])));
     let other = (other.as_ptr() as usize).next_multiple_of(32);

@@ -63,7 +63,7 @@ impl Running {
         let said = |error: abi::Errno| format!("no program: {}", error.name());
         let cpu = cpu_count() - 1;
         let mm = Mm::new().map_err(said)?;
-        let prot = Prot::all();
+        let prot = Prot::READ | Prot::WRITE | Prot::EXEC;
         let end = CODE + defer::PROGRAM_BYTES as u64;
         mm.with(|inner| inner.insert(CODE, Vma::anonymous(end, prot))).map_err(said)?;
         mm.write_remote(CODE, program.code()).map_err(said)?;

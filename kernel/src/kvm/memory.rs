@@ -182,7 +182,7 @@ impl Map {
         }
         let guest = guest & !(PAGE - 1);
         let address = guest - region.slot.guest + region.slot.user;
-        let fault = PageFault { address, write, exec: false, present: false };
+        let fault = PageFault::by_kernel(address, write);
         loop {
             // Pages that are clean must be missed when they are written.
             let may_write = !region.is_read_only && (write || region.dirty.is_none());

@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use abi::kvm::{self, LapicState, MsrEntry, Msrs, Sregs, Xcrs, Xsave};
 use abi::{Errno, Result};
 use machine::fpu::FpuState;
+use machine::pkey::Pkru;
 use machine::sync::SpinLock;
 use machine::vmrun::Hardware;
 use virt::exit::Vmrun;
@@ -236,7 +237,9 @@ pub(super) fn create(vm: &Arc<Handle>, id: u32) -> Result<u64> {
     if shared.lapic.is_some() && id != vm.boot_cpu.load(Ordering::Relaxed) {
         cpu.mp_state = MpState::Uninitialized;
     }
-    let fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
+    let mut fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
+    // Of a CPU after its reset, not of a program.
+    fpu.set_keys(Pkru::ALL);
     let inner = Inner { cpu, fpu, signal_mask: None, last: Outcome::Interrupted };
     let area = RunArea::new(&vm.coalesced.ring)?;
     let inode = AnonInode::mapped(FileType::Anonymous, 0o600, "kvm-vcpu", area.cache.clone());

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use abi::{Errno, Result, general as raw};
 use machine::entry::PageFault;
 use machine::memory::Prot;
+use machine::pkey::Pkru;
 
 use crate::mm::{Backing, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::current;
@@ -208,7 +209,8 @@ impl MmInner {
     }
 
     /// Brings in pages from `at` on, up to `end` or the end of the area. Returns where it stopped.
-    /// EINVAL where the program has no such right, EFAULT where an access would be SIGBUS.
+    /// EINVAL where the program has no such right, or its protection key denies it; EFAULT where an
+    /// access would be SIGBUS.
     fn populate_part(&mut self, at: u64, end: u64, write: bool) -> Result<u64> {
         let (_, vma) = self.find(at).ok_or(Errno::ENOMEM)?;
         let allowed =
@@ -218,10 +220,12 @@ impl MmInner {
         }
         let end = end.min(vma.end).min(at.saturating_add(POPULATE_AT_ONCE));
         let mut address = at;
+        let keys = Pkru::read();
         while address < end {
-            self.fault(PageFault { address, write, exec: false, present: false }).map_err(
+            self.fault(PageFault { address, write, exec: false, present: false, keys }).map_err(
                 |error| match error {
                     Errno::ENOMEM => Errno::ENOMEM,
+                    Errno::EKEYREJECTED => Errno::EINVAL,
                     _ => Errno::EFAULT,
                 },
             )?;

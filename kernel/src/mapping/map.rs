@@ -111,6 +111,9 @@ pub fn mmap(
         return Err(Errno::EACCES);
     }
     let mm = process.mm()?;
+    if prot == Prot::EXEC {
+        prot = prot.with_key(mm.with(|inner| inner.keys.deny_execute_only()));
+    }
     let vma = match file {
         Some(file) => file_area(file, prot, flags, offset, len, no_exec),
         None if is_huge => huge_area(prot, flags, offset, len),

@@ -3,31 +3,69 @@
 
 use abi::{Errno, Result, general as raw};
 use machine::memory::Prot;
+use machine::pkey::Pkru;
 
 use super::map::{denies_exec, page_range, prot_from_bits, read_implies_exec};
 use crate::mm::{Backing, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::current;
 use crate::vfs::hooks;
 
-/// pkey_alloc(2): there are no keys. ENOSPC.
-pub fn pkey_alloc(flags: u64, rights: u64) -> Result<u64> {
+/// No key: each area keeps its own.
+const KEEP: i32 = -1;
+
+/// pkey_alloc(2): a key, of which the thread has these rights.
+pub fn pkey_alloc(flags: u64, denied: u64) -> Result<u64> {
     /// PKEY_DISABLE_ACCESS and PKEY_DISABLE_WRITE.
     const RIGHTS: u64 = 3;
-    if flags != 0 || rights & !RIGHTS != 0 { Err(Errno::EINVAL) } else { Err(Errno::ENOSPC) }
+    if flags != 0 || denied & !RIGHTS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let key = current().process.mm()?.with(|inner| inner.keys.allocate())?;
+    Pkru::read().with(key, denied as u32).load();
+    Ok(key.into())
 }
 
-/// pkey_mprotect(2): mprotect(2) if the key is -1, the only one there can be.
+/// pkey_mprotect(2): mprotect(2) with another key; with -1 it is that.
 pub fn pkey_mprotect(start: u64, len: u64, bits: u64, key: i32) -> Result<u64> {
-    protect(start, len, bits, key == -1)
+    protect(start, len, bits, key)
 }
 
 /// mprotect(2).
 pub fn mprotect(start: u64, len: u64, bits: u64) -> Result<u64> {
-    protect(start, len, bits, true)
+    protect(start, len, bits, KEEP)
 }
 
-/// `has_key`: the key is one that there is.
-fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
+/// What an area is to become.
+#[derive(Clone, Copy)]
+struct Wanted {
+    /// The rights asked for.
+    prot: Prot,
+    /// The program executes what it can read.
+    reads_exec: bool,
+    /// The key asked for.
+    key: Option<u8>,
+    /// That of what can be executed and nothing else.
+    execute_only: u8,
+}
+
+impl Wanted {
+    fn of(&self, vma: &Vma) -> Prot {
+        let mut prot = self.prot;
+        if self.reads_exec && prot.contains(Prot::READ) && vma.flags.contains(VmaFlags::MAY_EXEC) {
+            prot |= Prot::EXEC;
+        }
+        let was_execute_only = vma.prot == Prot::EXEC.with_key(self.execute_only);
+        let key = match self.key {
+            Some(key) => key,
+            None if prot == Prot::EXEC && self.execute_only != 0 => self.execute_only,
+            None if was_execute_only => 0,
+            None => vma.prot.key(),
+        };
+        prot.with_key(key)
+    }
+}
+
+fn protect(start: u64, len: u64, bits: u64, key: i32) -> Result<u64> {
     const KNOWN: u32 = raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC | raw::PROT_SEM;
     let grows = bits & u64::from(raw::PROT_GROWSDOWN | raw::PROT_GROWSUP);
     let bits = bits & !grows;
@@ -42,14 +80,23 @@ fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
         return Err(Errno::ENOMEM);
     }
     // What is asked for is looked at before the place is.
-    if bits & !u64::from(KNOWN) != 0 || !has_key {
+    let process = &current().process;
+    let mm = process.mm()?;
+    if bits & !u64::from(KNOWN) != 0
+        || key != KEEP && !mm.with(|inner| inner.keys.is_allocated(key))
+    {
         return Err(Errno::EINVAL);
     }
     let (mut start, end) = page_range(start, len, Errno::ENOMEM)?;
-    let process = &current().process;
-    let reads_exec = read_implies_exec(process);
-    let prot = prot_from_bits(bits);
-    process.mm()?.with(|inner| {
+    let (prot, reads_exec) = (prot_from_bits(bits), read_implies_exec(process));
+    mm.with(|inner| {
+        let execute_only = if prot == Prot::EXEC {
+            inner.keys.deny_execute_only()
+        } else {
+            inner.keys.known_execute_only()
+        };
+        let key = u8::try_from(key).ok();
+        let wanted = Wanted { prot, reads_exec, key, execute_only };
         if grows != 0 {
             start = inner.stack_start(start, end, grows)?;
         }
@@ -57,7 +104,7 @@ fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
         let mut good_end = start;
         let (mut first_start, mut last_end) = (None, start);
         let (below, result) = inner.walk_mapped(start, end, |at, vma| {
-            let prot = with_exec(prot, reads_exec, vma);
+            let prot = wanted.of(vma);
             let refused = prot.contains(Prot::WRITE) && !vma.flags.contains(VmaFlags::MAY_WRITE)
                 || prot.contains(Prot::EXEC) && !vma.flags.contains(VmaFlags::MAY_EXEC)
                 || denies_exec(process, vma.prot, prot);
@@ -68,7 +115,7 @@ fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
                 Backing::File { file, .. } => file.as_deref(),
                 _ => None,
             };
-            hooks::file_mprotect((file, prot.bits().into()))?;
+            hooks::file_mprotect((file, prot.rights().bits().into()))?;
             if vma.is_sealed() {
                 return Err(Errno::EPERM);
             }
@@ -90,19 +137,11 @@ fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
         let below = first_start.filter(|&first| first < start).or(below);
         let mut next = first_start.map(|_| (below.unwrap_or(start), start));
         while let Some((below, at)) = next {
-            let done = inner.protect_area(below, at, prot, reads_exec);
+            let done = inner.protect_area(below, at, wanted);
             next = done.filter(|&(_, end)| end < good_end);
         }
         result.map(|()| 0)
     })
-}
-
-/// The rights asked for, for an area of a program that executes what it can read.
-fn with_exec(mut prot: Prot, reads_exec: bool, vma: &Vma) -> Prot {
-    if reads_exec && prot.contains(Prot::READ) && vma.flags.contains(VmaFlags::MAY_EXEC) {
-        prot |= Prot::EXEC;
-    }
-    prot
 }
 
 impl MmInner {
@@ -161,15 +200,9 @@ impl MmInner {
 
     /// Gives the area at `at` new rights, and tells where it begins and ends then: it may have
     /// joined its neighbours. `below`: where the area before it begins, or `at`.
-    fn protect_area(
-        &mut self,
-        below: u64,
-        at: u64,
-        prot: Prot,
-        reads_exec: bool,
-    ) -> Option<(u64, u64)> {
+    fn protect_area(&mut self, below: u64, at: u64, wanted: Wanted) -> Option<(u64, u64)> {
         let changed = self.vmas.edit_and_join(below, at, |vma| {
-            vma.prot = with_exec(prot, reads_exec, vma);
+            vma.prot = wanted.of(vma);
             (vma.end, vma.page_prot(), vma.is_private_anonymous())
         });
         // No area begins where a huge page would be cut for what it has already.
@@ -178,7 +211,7 @@ impl MmInner {
         };
         self.table.protect(at, end, |page| {
             // Pages that are ours alone get the right to write at once; others by a fault.
-            let is_own = anonymous_private && page.refs == 1 && !page.prot.is_empty();
+            let is_own = anonymous_private && page.refs == 1 && !page.prot.is_none();
             let may_write = page.prot.contains(Prot::WRITE) || is_own;
             if may_write { wanted } else { wanted - Prot::WRITE }
         });
@@ -187,7 +220,8 @@ impl MmInner {
     }
 }
 
-/// pkey_free(2): nobody has a key.
-pub fn pkey_free() -> Result<u64> {
-    Err(Errno::EINVAL)
+/// pkey_free(2). What has the key keeps it.
+pub fn pkey_free(key: i32) -> Result<u64> {
+    current().process.mm()?.with(|inner| inner.keys.free(key))?;
+    Ok(0)
 }

@@ -243,7 +243,7 @@ pub fn remap_file_pages(
         return Err(Errno::EINVAL);
     };
     *shown = page_offset;
-    let bits = u64::from(vma.prot.bits());
+    let bits = u64::from(vma.prot.rights().bits());
     hooks::mmap_file((file.as_deref(), bits, bits))?;
     crate::base::reserve::check_reserve()?;
     let mut replaced = None;

@@ -151,6 +151,9 @@ impl Elf {
             return Err(Errno::ENOMEM);
         }
         mm.with(|inner| {
+            if prot == Prot::EXEC {
+                prot = prot.with_key(inner.keys.execute_only());
+            }
             // Segments that share a page: the later one wins, as with MAP_FIXED.
             drop(inner.unmap(page, memory_end));
             if mapped_end > page {
@@ -200,7 +203,7 @@ impl Mm {
         f: impl FnOnce(&machine::frame::Frame, usize),
     ) -> Result<()> {
         self.with(|inner| {
-            inner.fault(PageFault { address, write: true, exec: false, present: false })?;
+            inner.fault(PageFault::by_kernel(address, true))?;
             let mapping = inner.table.lookup(address & !(PAGE - 1)).ok_or(Errno::EFAULT)?;
             f(&mapping.frame, (address % PAGE) as usize);
             Ok(())

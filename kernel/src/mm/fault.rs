@@ -10,6 +10,7 @@ use abi::{Errno, Result};
 use machine::entry::PageFault;
 use machine::frame::{Frame, is_short};
 use machine::memory::{PageKind, Prot};
+use machine::pkey::Pkru;
 use machine::sync::Once;
 
 use super::vma::VmaFlags;
@@ -67,7 +68,8 @@ impl MmInner {
         if is_short() {
             return false;
         }
-        let Some((start, vma)) = self.find(page).filter(|(_, vma)| is_allowed(vma, fault)) else {
+        let is_good = |vma: &Vma| is_allowed(vma, fault) && has_key(vma, fault);
+        let Some((start, vma)) = self.find(page).filter(|(_, vma)| is_good(vma)) else {
             return false;
         };
         match fault.present {
@@ -131,10 +133,14 @@ impl MmInner {
     }
 
     /// As [`Mm::handle_fault`], the lock held. No stack grows: that is for the program itself.
-    /// EFAULT if nothing is mapped there.
+    /// EFAULT if nothing is mapped there; EKEYREJECTED if the area's protection key denies it,
+    /// EACCES if the area's rights do.
     pub fn fault(&mut self, fault: PageFault) -> Result<()> {
         let page = fault.address & !(PAGE - 1);
         let (start, vma) = self.find(page).ok_or(Errno::EFAULT)?;
+        if !has_key(vma, fault) {
+            return Err(Errno::EKEYREJECTED);
+        }
         if !is_allowed(vma, fault) {
             return Err(Errno::EACCES);
         }
@@ -220,7 +226,7 @@ impl MmInner {
         let (start, vma) = self.find(page).ok_or(Errno::EFAULT)?;
         let vma = vma.clone();
         if write && vma.prot.contains(Prot::WRITE) {
-            self.fault(PageFault { address: page, write, exec: false, present: false })?;
+            self.fault(PageFault::by_kernel(page, write))?;
         } else if write && (vma.shared || vma.is_hugetlb()) {
             return Err(Errno::EIO);
         } else if self.table.lookup(page).is_none() {
@@ -281,10 +287,10 @@ impl MmInner {
             return Err(Errno::EFAULT);
         }
         // Another stack below, and what nobody can access, is no place that a stack could run into.
-        let below = self.vmas.range(..page).next_back().filter(|(_, vma)| {
-            !vma.flags.contains(VmaFlags::GROWS_DOWN)
-                && !(vma.prot & (Prot::READ | Prot::WRITE | Prot::EXEC)).is_empty()
-        });
+        let below =
+            self.vmas.range(..page).next_back().filter(|(_, vma)| {
+                !vma.flags.contains(VmaFlags::GROWS_DOWN) && vma.is_accessible()
+            });
         if below.is_some_and(|(_, vma)| page < vma.end.saturating_add(STACK_GUARD)) {
             return Err(Errno::EFAULT);
         }
@@ -295,14 +301,15 @@ impl MmInner {
     }
 
     /// Brings in every page of `[start, end)` (MAP_POPULATE, mlock): ENOMEM at a hole, EACCES where
-    /// the program may access nothing.
+    /// the program may access nothing, EKEYREJECTED where its protection key denies it.
     pub fn populate(&mut self, start: u64, end: u64) -> Result<()> {
-        let mut page = start;
+        let (mut page, keys) = (start, Pkru::read());
         while page < end {
             let Some((_, vma)) = self.find(page) else { return Err(Errno::ENOMEM) };
             let write = vma.prot.contains(Prot::WRITE) && !vma.shared;
             let exec = vma.prot.contains(Prot::EXEC) && !vma.prot.contains(Prot::READ);
-            self.fault(PageFault { address: page, write, exec: exec && !write, present: false })?;
+            let exec = exec && !write;
+            self.fault(PageFault { address: page, write, exec, present: false, keys })?;
             page = self.table.page_end(page);
         }
         Ok(())
@@ -348,6 +355,11 @@ fn is_allowed(vma: &Vma, fault: PageFault) -> bool {
     } else {
         vma.is_accessible()
     }
+}
+
+/// Whether the area's protection key lets the program. Nothing keeps it from executing.
+fn has_key(vma: &Vma, fault: PageFault) -> bool {
+    fault.exec || fault.keys.allows(vma.prot.key(), fault.write)
 }
 
 /// What pages of a file count as.

@@ -241,7 +241,7 @@ impl MmInner {
         for page in (base..base + HUGE_PAGE).step_by(PAGE as usize) {
             let is_own = self.table.lookup(page).is_some_and(|m| m.prot.contains(Prot::WRITE));
             if !is_own {
-                self.fault(PageFault { address: page, write: true, exec: false, present: false })?;
+                self.fault(PageFault::by_kernel(page, true))?;
             }
         }
         match self.table.collapse(base, PageKind::Anonymous) {

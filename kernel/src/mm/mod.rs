@@ -28,6 +28,7 @@ pub mod fault;
 pub mod huge;
 pub mod huge_area;
 pub mod hugetlb;
+pub mod keys;
 mod mapper;
 pub mod remote;
 mod search;
@@ -35,6 +36,7 @@ pub mod vdso;
 pub mod vma;
 
 pub use areas::{Areas, Removed};
+use keys::Keys;
 pub use search::STACK_GUARD;
 use search::Search;
 pub use vma::{Attached, Backing, Label, Vma, VmaFlags};
@@ -73,6 +75,8 @@ pub struct MmInner {
     pub no_huge_pages: bool,
     /// There may be areas with a seal (mseal(2)): without, nobody looks for them.
     pub has_seals: bool,
+    /// Its protection keys.
+    pub keys: Keys,
     /// Most resident pages before any was unmapped.
     peak_pages: AtomicU64,
     /// What is known of free space.
@@ -114,6 +118,7 @@ impl Mm {
             lock_future: VmaFlags::empty(),
             no_huge_pages: false,
             has_seals: false,
+            keys: Keys::new(),
             peak_pages: AtomicU64::new(0),
             search: Search::new(),
         };
@@ -142,6 +147,7 @@ impl Mm {
             inner.layout = parent.layout;
             inner.no_huge_pages = parent.no_huge_pages;
             inner.has_seals = parent.has_seals;
+            inner.keys = parent.keys;
             let mut noted: Option<&Arc<PageCache>> = None;
             for (&start, vma) in parent.vmas.iter() {
                 if vma.flags.contains(VmaFlags::DONT_FORK) {

@@ -95,7 +95,7 @@ impl Mm {
             {
                 return Ok(mapping.frame);
             }
-            inner.fault(PageFault { address: page, write, exec: false, present: false })?;
+            inner.fault(PageFault::by_kernel(page, write))?;
             Ok(inner.table.lookup(page).ok_or(Errno::EFAULT)?.frame)
         })
     }

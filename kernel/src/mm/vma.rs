@@ -146,7 +146,7 @@ impl Vma {
     /// Whether the program may do anything with it. The CPU lets who may write or execute read.
     #[must_use]
     pub fn is_accessible(&self) -> bool {
-        !self.prot.is_empty()
+        !self.prot.is_none()
     }
 
     /// What the CPU is to allow in its pages, at most.

@@ -21,7 +21,8 @@ impl StackLimits for Process {
     }
 }
 
-/// A fault of the running program. EFAULT: nothing mapped, EACCES: no right (both SIGSEGV); ENXIO:
+/// A fault of the running program. EFAULT: nothing mapped, EACCES: no right, EKEYREJECTED: its
+/// protection key denies it (all SIGSEGV); ENXIO:
 /// past the end of the file, EIO: it cannot be read (both SIGBUS); ENOMEM.
 pub fn user_page_fault(fault: PageFault) -> Result<()> {
     let thread = current();

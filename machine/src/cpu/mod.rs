@@ -19,6 +19,7 @@ pub mod irq;
 pub mod lockstat;
 pub mod log;
 pub mod percpu;
+pub mod pkey;
 pub mod power;
 mod read_mostly;
 pub(crate) mod record;
@@ -296,6 +297,7 @@ pub(crate) mod cr {
     pub(crate) const CR4_OSXSAVE: u64 = 1 << 18;
     pub(crate) const CR4_SMEP: u64 = 1 << 20;
     pub(crate) const CR4_SMAP: u64 = 1 << 21;
+    pub(crate) const CR4_PKE: u64 = 1 << 22;
     pub(crate) const CR4_CET: u64 = 1 << 23;
     /// Of `S_CET`: indirect branches must land on ENDBR64.
     pub(crate) const S_CET_ENDBR: u64 = 1 << 2;
@@ -401,6 +403,8 @@ pub struct Features {
     /// Indirect branch tracking.
     pub ibt: bool,
     pub umip: bool,
+    /// Protection keys, in CR4 and PKRU.
+    pub pku: bool,
     pub fsgsbase: bool,
     pub xsave: bool,
     pub xsaveopt: bool,
@@ -426,6 +430,8 @@ pub struct Features {
     pub xcr0: u64,
     /// Size of the XSAVE area for `xcr0`, bytes (standard form).
     pub xsave_bytes: u32,
+    /// Where PKRU is in such an area, bytes.
+    pub pkru_offset: u32,
 }
 
 sealed! {
@@ -444,6 +450,7 @@ static NO_FEATURES: Features = Features {
     smap: false,
     ibt: false,
     umip: false,
+    pku: false,
     fsgsbase: false,
     xsave: false,
     xsaveopt: false,
@@ -466,6 +473,7 @@ static NO_FEATURES: Features = Features {
     physical_bits: 36,
     xcr0: 0,
     xsave_bytes: 0,
+    pkru_offset: 0,
 };
 
 /// Executes CPUID. Registers of the answer, in the order EAX, EBX, ECX, EDX.
@@ -476,6 +484,7 @@ pub fn cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
 
 /// XSAVE components Limen manages: x87, SSE, AVX, the three of AVX-512, PKRU (SDM 1, 13.1).
 const XCR0_WANTED: u64 = 0b10_1110_0111;
+pub(crate) const XCR0_PKRU: u64 = 1 << 9;
 
 /// The CPU vendor's name (SDM 2A, CPUID leaf 0).
 pub(crate) fn vendor() -> [u8; 12] {
@@ -504,6 +513,8 @@ fn detect() -> Features {
         smep: b7 & 1 << 7 != 0,
         smap: b7 & 1 << 20 != 0,
         umip: c7 & 1 << 2 != 0,
+        // Without XSAVE a switch of programs would not change the register.
+        pku: c7 & 1 << 3 != 0 && xcr0 & XCR0_PKRU != 0,
         ibt: d7 & 1 << 20 != 0,
         fsgsbase: b7 & 1 != 0,
         xsave,
@@ -527,6 +538,7 @@ fn detect() -> Features {
         physical_bits: (a88 & 0xff) as u8,
         xcr0,
         xsave_bytes: xsave_bytes(xcr0),
+        pkru_offset: cpuid(0xd, XCR0_PKRU.trailing_zeros())[1],
     }
 }
 
@@ -556,6 +568,7 @@ pub(crate) fn init() {
         (f.xsave, cr::CR4_OSXSAVE),
         (f.smep, cr::CR4_SMEP),
         (f.smap, cr::CR4_SMAP),
+        (f.pku, cr::CR4_PKE),
     ] {
         if has {
             cr4 |= bit;

@@ -14,6 +14,7 @@ use entry::{Exit, IretReason, Origin, PtRegs, decide, flags, selector};
 use crate::context_tracking::ipi::{self, InterruptKind};
 use crate::context_tracking::word::ALWAYS_PENDING;
 use crate::cpu::percpu::{self, CpuContext, CpuLocal, ExitCounts, SYSRET, tracking};
+use crate::cpu::pkey::Pkru;
 use crate::cpu::{self, apic, irq, msr, record};
 use crate::memory::stack::KERNEL_STACK_SIZE;
 use crate::memory::{USER_END, uaccess};
@@ -136,6 +137,15 @@ pub struct PageFault {
     pub exec: bool,
     /// A page was there, without the right. False if that is not known.
     pub present: bool,
+    /// What the protection keys of the program that accesses it allow.
+    pub keys: Pkru,
+}
+
+impl PageFault {
+    /// The kernel's own access, which no protection key keeps from a page.
+    pub const fn by_kernel(address: u64, write: bool) -> PageFault {
+        PageFault { address, write, exec: false, present: false, keys: Pkru::ALL }
+    }
 }
 
 // The kernel, as the machine calls it. `machine/image` binds these names.
@@ -428,7 +438,7 @@ fn kernel_page_fault(regs: &mut PtRegs) {
     if address < USER_END && is_copy && may_sleep {
         let write = regs.orig_rax & fault_code::WRITE != 0;
         let present = regs.orig_rax & fault_code::PRESENT != 0;
-        let fault = PageFault { address, write, exec: false, present };
+        let fault = PageFault { address, write, exec: false, present, keys: Pkru::read() };
         cpu::irq_enable();
         let retry = limen_kernel_page_fault(fault);
         cpu::irq_disable();

@@ -65,7 +65,7 @@ impl ReadOnly<'_> {
     /// Gives the program these rights to the page, which are no less than before. False, and
     /// nothing done, if the page has changed meanwhile.
     pub fn allow(self, prot: Prot) -> bool {
-        assert!(prot.contains(self.seen.prot()), "a right would go without a shootdown");
+        assert!(prot.keeps(self.seen.prot()), "a right would go without a shootdown");
         let is_done = self.slot.exchange(self.seen, self.seen.with_prot(prot));
         // For a new right a stale translation of another CPU only faults again.
         flush_user_page(self.va);

@@ -291,7 +291,7 @@ impl PageTable {
         if let Some(slot) = self.huge_slot(va) {
             let old = slot.get();
             assert!(old.kind() == PageKind::Hugetlb, "a page that is not of the pool");
-            if old.frame() == Some(memory.first()) && prot.contains(old.prot()) {
+            if old.frame() == Some(memory.first()) && prot.keeps(old.prot()) {
                 // It is there: `memory` is a share too many.
                 slot.set(entry);
                 flush_user_page(va);
@@ -351,7 +351,7 @@ impl PageTable {
             self.split(va);
             return false;
         };
-        assert!(prot.contains(slot.get().prot()), "a right would go without a shootdown");
+        assert!(prot.keeps(slot.get().prot()), "a right would go without a shootdown");
         slot.set(slot.get().with_prot(prot));
         flush_user_page(va);
         true
@@ -361,7 +361,7 @@ impl PageTable {
     /// others have of it is meant to be shared. Otherwise false.
     pub fn allow_huge(&mut self, va: u64, prot: Prot) -> bool {
         let Some(slot) = self.huge_slot(va) else { return false };
-        assert!(prot.contains(slot.get().prot()), "a right would go without a shootdown");
+        assert!(prot.keeps(slot.get().prot()), "a right would go without a shootdown");
         slot.set(slot.get().with_prot(prot));
         flush_user_page(va);
         true
@@ -379,7 +379,7 @@ impl PageTable {
             let is_sole = entry.frame().is_some_and(|pfn| frame::references(pfn) == 1);
             is_sole && entry.kind() == kind && entry.prot() == prot
         };
-        if prot.is_empty() || !(0..ENTRIES).all(fits) {
+        if prot.is_none() || !(0..ENTRIES).all(fits) {
             return Ok(false);
         }
         let memory = HugeFrame::alloc_undefined().ok_or(OutOfMemory)?;
@@ -476,7 +476,7 @@ impl PageTable {
         let old = slot.get().prot();
         slot.set(slot.get().with_prot(prot));
         // Taking a right away needs the shootdown; for a new right a stale entry only faults again.
-        if prot.contains(old) {
+        if prot.keeps(old) {
             flush_user_page(va);
         } else {
             self.space.flush(va, 1);
@@ -497,7 +497,7 @@ impl PageTable {
             if new != old {
                 slot.set(entry.with_prot(new));
             }
-            if !new.contains(old) {
+            if !new.keeps(old) {
                 let last = if is_huge { va + HUGE_PAGE - PAGE } else { va };
                 lost = Some((lost.map_or(va, |(first, _)| first), last));
             }

@@ -10,8 +10,9 @@ use bitflags::bitflags;
 use crate::cpu::PhysAddr;
 
 bitflags! {
-    /// What a program may do with a page. x86 cannot forbid reading of a writable or executable
-    /// page. Without any right the page is kept but unreachable.
+    /// What a program may do with a page, and the protection key that may take it away again
+    /// ([`crate::pkey`]). x86 cannot forbid reading of a writable or executable page but by its
+    /// key. Without any right the page is kept but unreachable.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Prot: u8 {
         /// May be read.
@@ -20,6 +21,46 @@ bitflags! {
         const WRITE = 2;
         /// May be executed.
         const EXEC = 4;
+        /// The number of the key, 0 to 15.
+        const KEY = 0xf0;
+    }
+}
+
+const PROT_KEY_SHIFT: u32 = 4;
+
+impl Prot {
+    /// The number of the protection key.
+    #[must_use]
+    #[inline]
+    pub const fn key(self) -> u8 {
+        self.bits() >> PROT_KEY_SHIFT
+    }
+
+    /// The same rights under this key, 0 to 15.
+    #[must_use]
+    #[inline]
+    pub const fn with_key(self, key: u8) -> Prot {
+        self.rights().union(Prot::from_bits_retain(key << PROT_KEY_SHIFT))
+    }
+
+    /// Without the key.
+    #[must_use]
+    #[inline]
+    pub const fn rights(self) -> Prot {
+        self.difference(Prot::KEY)
+    }
+
+    /// No right at all.
+    #[must_use]
+    #[inline]
+    pub const fn is_none(self) -> bool {
+        self.rights().is_empty()
+    }
+
+    /// Whether a page that was `old` can do no less: a stale translation only faults again.
+    #[inline]
+    pub(crate) const fn keeps(self, old: Prot) -> bool {
+        old.is_none() || self.key() == old.key() && self.contains(old)
     }
 }
 
@@ -94,6 +135,8 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Software: the [`PageKind`].
 const KIND_SHIFT: u32 = 52;
 const KIND: u64 = 7 << KIND_SHIFT;
+/// Where the CPU looks for the protection key (SDM 3A, 4.5.4).
+const KEY_SHIFT: u32 = 59;
 
 impl Pte {
     pub(crate) const EMPTY: Pte = Pte(0);
@@ -166,7 +209,7 @@ impl Pte {
     pub(crate) fn page(pfn: u32, prot: Prot, kind: PageKind) -> Pte {
         let address = PhysAddr::of_frame(pfn).as_u64();
         let kind = (kind as u64) << KIND_SHIFT;
-        if prot.is_empty() {
+        if prot.is_none() {
             return Pte(!address & ADDRESS | kind | PteFlags::HIDDEN.bits());
         }
         let mut flags = PteFlags::PRESENT.union(PteFlags::USER).union(PteFlags::ACCESSED).bits();
@@ -176,7 +219,7 @@ impl Pte {
         if !prot.contains(Prot::EXEC) {
             flags |= PteFlags::NO_EXECUTE.bits();
         }
-        Pte(address | kind | flags)
+        Pte(address | kind | flags | u64::from(prot.key()) << KEY_SHIFT)
     }
 
     /// Maps 2 MiB from frame `pfn` on to a program.
@@ -213,7 +256,7 @@ impl Pte {
         if !self.is_present() {
             return Prot::empty();
         }
-        let mut prot = Prot::READ;
+        let mut prot = Prot::READ.with_key((self.0 >> KEY_SHIFT) as u8 & 0xf);
         prot.set(Prot::WRITE, self.has(PteFlags::WRITE));
         prot.set(Prot::EXEC, !self.has(PteFlags::NO_EXECUTE));
         prot

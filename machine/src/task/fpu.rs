@@ -5,7 +5,8 @@
 use alloc::alloc::{Layout, alloc_zeroed, dealloc};
 use core::arch::asm;
 
-use crate::cpu::features;
+use crate::cpu::pkey::{self, Pkru};
+use crate::cpu::{XCR0_PKRU, features};
 use crate::memory::frame::OutOfMemory;
 use crate::memory::uaccess::{self, Fault};
 
@@ -80,6 +81,17 @@ impl FpuState {
         // XSTATE_BV: x87 and SSE are given by the bytes above, the others are in their initial
         // state.
         image[512..520].copy_from_slice(&3u64.to_le_bytes());
+        self.set_keys(Pkru::INITIAL);
+    }
+
+    /// Sets the rights of protection keys, where there are any.
+    pub fn set_keys(&mut self, keys: Pkru) {
+        if pkey::exist() {
+            let at = features().pkru_offset as usize;
+            let image = self.bytes_mut();
+            image[at..at + 4].copy_from_slice(&keys.bits().to_le_bytes());
+            image[512 + 1] |= (XCR0_PKRU >> 8) as u8;
+        }
     }
 
     /// Becomes a copy of `other`.
@@ -109,7 +121,8 @@ impl FpuState {
         own[24..28].copy_from_slice(&mxcsr.to_le_bytes());
         let mut header = [0u8; 8];
         header.copy_from_slice(&own[512..520]);
-        let present = if len >= 520 { u64::from_le_bytes(header) } else { 3 };
+        // Without a header the keys' rights stay those of the initial configuration.
+        let present = if len >= 520 { u64::from_le_bytes(header) } else { 3 | XCR0_PKRU };
         let supported = if features().xsave { features().xcr0 } else { 3 };
         own[512..520].copy_from_slice(&(present & supported).to_le_bytes());
         // XCOMP_BV and the reserved header bytes must be zero in the standard form.
@@ -171,6 +184,7 @@ static INITIAL: InitialImage = {
 /// Gives the running program the registers that a program starts with.
 pub fn reset_running() {
     load(INITIAL.0.as_ptr());
+    Pkru::INITIAL.load();
 }
 
 /// Loads the registers of the running program from an image that the CPU accepts: one that XSAVE
@@ -228,15 +242,26 @@ macro_rules! access {
 }
 
 /// Stores the running program's registers in its memory, as an XSAVE image of [`state_bytes`]
-/// bytes. May sleep. `to` is a multiple of 64.
-pub fn store_to_user(to: u64) -> Result<(), Fault> {
+/// bytes, but `keys` in the place of PKRU. May sleep. `to` is a multiple of 64.
+pub fn store_to_user(to: u64, keys: Pkru) -> Result<(), Fault> {
     check_image(to)?;
     let has_xsave = features().xsave;
     // XSAVE sets the components' bits and leaves the rest of the header; FXSAVE leaves all of it.
     let mut header = [0u8; 64];
     header[0] = if has_xsave { 0 } else { 3 };
     uaccess::write_bytes(to + FXSAVE_BYTES as u64, &header)?;
-    if has_xsave { access!("xsave64 [{at}]", to) } else { access!("fxsave64 [{at}]", to) }
+    if !has_xsave {
+        return access!("fxsave64 [{at}]", to);
+    }
+    access!("xsave64 [{at}]", to)?;
+    if pkey::exist() {
+        let present_at = to + FXSAVE_BYTES as u64;
+        let present = uaccess::read_u64(present_at)? | XCR0_PKRU;
+        uaccess::write_u64(present_at, present)?;
+        let at = to + u64::from(features().pkru_offset);
+        uaccess::write_bytes(at, &keys.bits().to_le_bytes())?;
+    }
+    Ok(())
 }
 
 /// Loads the running program's registers from an image in its memory; [`Fault`] also if it is none

@@ -153,7 +153,7 @@ impl NestedSpace {
         let slot = *slot.ok_or(MapError::NotMapped)?;
         let user = address - slot.guest + slot.user;
         let (pfn, prot) = table.leaf(user).ok_or(MapError::NotMapped)?;
-        if prot.is_empty() || write && !prot.contains(Prot::WRITE) {
+        if prot.is_none() || write && !prot.contains(Prot::WRITE) {
             return Err(MapError::NotMapped);
         }
         let to = PhysAddr::of_frame(pfn).as_u64();

@@ -5,6 +5,7 @@ use entry::{PtRegs, flags, selector};
 use machine::entry::{Exception, PageFault, fault_code, vector};
 use machine::fpu;
 use machine::memory::USER_END;
+use machine::pkey::Pkru;
 
 use super::{LastFault, SigInfo, send};
 use crate::process::current;
@@ -59,6 +60,7 @@ fn page_fault(exception: &Exception) -> abi::Result<()> {
         write: exception.error & fault_code::WRITE != 0,
         exec: exception.error & fault_code::FETCH != 0,
         present: exception.error & fault_code::PRESENT != 0,
+        keys: Pkru::read(),
     })
 }
 
@@ -82,6 +84,10 @@ fn segv_or_bus(error: Errno, address: u64) -> SigInfo {
     match error {
         Errno::EFAULT => SigInfo::fault(raw::SIGSEGV, raw::SEGV_MAPERR, address),
         Errno::EACCES => SigInfo::fault(raw::SIGSEGV, raw::SEGV_ACCERR, address),
+        Errno::EKEYREJECTED => SigInfo::denied_by_key(
+            address,
+            current().process.mm().map_or(0, |mm| mm.key_of(address)),
+        ),
         // No memory is left: as Linux's last resort does.
         Errno::ENOMEM => SigInfo::kernel(raw::SIGKILL),
         _ => SigInfo::fault(raw::SIGBUS, raw::BUS_ADRERR, address),

@@ -12,6 +12,7 @@ use abi::{Errno, Result, general as raw};
 use alloc::vec::Vec;
 use entry::{PtRegs, flags, selector};
 use machine::fpu::{self, FXSAVE_BYTES, state_bytes};
+use machine::pkey::Pkru;
 use machine::task;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -155,8 +156,13 @@ pub fn push(regs: &mut PtRegs, info: &SigInfo, action: &Action) -> Result<()> {
         },
         info: info.to_user(),
     };
-    push_fpu(fpstate)?;
-    UserPtr::<RtSigFrame>::new(frame_at).write(&frame)?;
+    // The stack of a handler need not be what the program's own keys allow.
+    let keys = Pkru::read();
+    Pkru::ALL.load();
+    let pushed =
+        push_fpu(fpstate, keys).and_then(|()| UserPtr::<RtSigFrame>::new(frame_at).write(&frame));
+    keys.load();
+    pushed?;
     if alt.auto_disarm {
         thread.signals.lock().alt_stack = super::altstack::AltStack::default();
     }
@@ -210,9 +216,9 @@ fn save(regs: &PtRegs) -> SigContext {
     }
 }
 
-/// Writes the FPU image with its marks to the program at `to`.
-fn push_fpu(to: u64) -> Result<()> {
-    fpu::store_to_user(to).map_err(efault)?;
+/// Writes the FPU image with its marks to the program at `to`; `keys`: its rights of keys.
+fn push_fpu(to: u64, keys: Pkru) -> Result<()> {
+    fpu::store_to_user(to, keys).map_err(efault)?;
     let size = state_bytes();
     let marks = FpxSwBytes {
         magic: FP_XSTATE_MAGIC1,
@@ -229,7 +235,11 @@ fn push_fpu(to: u64) -> Result<()> {
 pub fn sigreturn(regs: &mut PtRegs) -> u64 {
     // The handler's return has popped the return address.
     let frame_at = regs.rsp.wrapping_sub(8);
+    // As where it was pushed; the frame has what is loaded then.
+    let keys = Pkru::read();
+    Pkru::ALL.load();
     if restore(regs, frame_at).is_err() {
+        keys.load();
         send::force(SigInfo::kernel(raw::SIGSEGV));
         return 0;
     }

@@ -68,6 +68,14 @@ impl SigInfo {
         SigInfo { signo: signo as i32, code: code as i32, fields, ..Self::default() }
     }
 
+    /// The protection key `key` of the page at `address` denied an access.
+    #[must_use]
+    pub fn denied_by_key(address: u64, key: u8) -> Self {
+        let fields = [address, 0, u64::from(key), 0];
+        let (signo, code) = (raw::SIGSEGV as i32, raw::SEGV_PKUERR as i32);
+        SigInfo { signo, code, fields, ..Self::default() }
+    }
+
     /// A filter of system calls wants a signal: `address` is behind the call, `value` the filter's.
     #[must_use]
     pub fn filtered(address: u64, number: u32, arch: u32, value: u32) -> Self {
