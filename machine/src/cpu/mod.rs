@@ -508,6 +508,11 @@ fn detect() -> Features {
     let [xa, _, _, xd] = if xsave { cpuid(0xd, 0) } else { [0; 4] };
     let xcr0 = (u64::from(xd) << 32 | u64::from(xa)) & XCR0_WANTED;
     let xcr0 = if xcr0 & 0xe0 == 0xe0 && xcr0 & 4 != 0 { xcr0 } else { xcr0 & !0xe0 };
+    // Bochs 2.7 names PKRU as a component, and does not say where it is: XSAVE would write behind
+    // the area.
+    let [pkru_bytes, pkru_offset, _, _] = cpuid(0xd, XCR0_PKRU.trailing_zeros());
+    let has_pkru = xsave && pkru_bytes >= 4 && pkru_offset >= 576;
+    let xcr0 = if has_pkru { xcr0 } else { xcr0 & !XCR0_PKRU };
     Features {
         pge: d1 & 1 << 13 != 0,
         smep: b7 & 1 << 7 != 0,
@@ -538,7 +543,7 @@ fn detect() -> Features {
         physical_bits: (a88 & 0xff) as u8,
         xcr0,
         xsave_bytes: xsave_bytes(xcr0),
-        pkru_offset: cpuid(0xd, XCR0_PKRU.trailing_zeros())[1],
+        pkru_offset,
     }
 }
 
