@@ -31,12 +31,12 @@ const MADV_POPULATE_WRITE: i32 = 23;
 const MLOCK_ONFAULT: i32 = 1;
 const MCL_ONFAULT: i32 = 4;
 
-fn put(at: usize, value: u8) {
-    // SAFETY: tests pass addresses of their own mappings.
+pub fn put(at: usize, value: u8) {
+    // SAFETY: tests pass addresses of their own mappings, or want the fault.
     unsafe { (at as *mut u8).write_volatile(value) }
 }
 
-fn get(at: usize) -> u8 {
+pub fn get(at: usize) -> u8 {
     // SAFETY: as in `put`: the mapping is the test's own.
     unsafe { (at as *const u8).read_volatile() }
 }

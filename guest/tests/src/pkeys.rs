@@ -5,6 +5,7 @@ use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
+use crate::mappings::{get, put};
 use crate::rseq;
 use crate::sys::*;
 use crate::{sc, tests};
@@ -60,18 +61,8 @@ fn with_key(key: i32) -> usize {
     at
 }
 
-fn get(at: usize) -> u8 {
-    // SAFETY: a mapping of the test's own, or the fault is wanted.
-    unsafe { (at as *const u8).read_volatile() }
-}
-
 fn touch(at: usize) {
     get(at);
-}
-
-fn put(at: usize, value: u8) {
-    // SAFETY: as in `get`.
-    unsafe { (at as *mut u8).write_volatile(value) }
 }
 
 static NOTED: AtomicU64 = AtomicU64::new(0);
