@@ -20,7 +20,7 @@ type Line = (&'static str, &'static [&'static str]);
 /// Before the name of a test of a crate, which runs on the host alone.
 const HOST: &str = "host:";
 /// The crates that have those.
-const CRATES: [&str; 2] = ["limen-cli", "limen-bench-cfi"];
+const CRATES: [&str; 3] = ["limen-cli", "limen-share", "limen-bench-cfi"];
 
 const LINES: &[Line] = &[
     // Nothing wrong, nothing dangerous.
@@ -198,7 +198,7 @@ fn of_crates(context: &Context, names: &[&str]) -> Result<String, Error> {
         return Ok(String::new());
     }
     let mut cargo = context.cargo()?;
-    cargo.args(["test", "--quiet", "--no-fail-fast"]);
+    cargo.args(["test", "--profile", "tool", "--quiet", "--no-fail-fast"]);
     CRATES.iter().for_each(|name| {
         cargo.args(["--package", name]);
     });

@@ -291,7 +291,7 @@ fn executed_only() {
     for (i, byte) in [0xb8, 7, 0, 0, 0, 0xc3].into_iter().enumerate() {
         put(at + i, byte);
     }
-    // SAFETY: the code above.
+    // SAFETY: the page at `at` is mapped, executable, and holds a function of this type.
     let run = || unsafe { std::mem::transmute::<usize, extern "C" fn() -> i32>(at)() };
     sc!(SYS_mprotect, at, 4096, PROT_EXEC).is(0);
     assert_eq!(run(), 7);

@@ -7,7 +7,7 @@ use machine::pkey::Pkru;
 
 use super::map::{denies_exec, page_range, prot_from_bits, read_implies_exec};
 use crate::mm::{Backing, MmInner, PAGE, Vma, VmaFlags};
-use crate::process::current;
+use crate::process::{Process, current};
 use crate::vfs::hooks;
 
 /// No key: each area keeps its own.
@@ -100,28 +100,37 @@ fn protect(start: u64, len: u64, bits: u64, key: i32) -> Result<u64> {
         if grows != 0 {
             start = inner.stack_start(start, end, grows)?;
         }
-        // As on Linux, what lies before a hole or a refusal is changed.
+        inner.protect(process, start, end, wanted).map(|()| 0)
+    })
+}
+
+/// Whether an area may be `prot` (mprotect(2)); EACCES, EPERM, or what a policy says.
+fn may_become(process: &Process, vma: &Vma, prot: Prot) -> Result<()> {
+    let refused = prot.contains(Prot::WRITE) && !vma.flags.contains(VmaFlags::MAY_WRITE)
+        || prot.contains(Prot::EXEC) && !vma.flags.contains(VmaFlags::MAY_EXEC)
+        || denies_exec(process, vma.prot, prot);
+    if refused {
+        return Err(Errno::EACCES);
+    }
+    let file = match &vma.backing {
+        Backing::File { file, .. } => file.as_deref(),
+        _ => None,
+    };
+    hooks::file_mprotect((file, prot.rights().bits().into()))?;
+    if vma.is_sealed() { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+impl MmInner {
+    /// As on Linux, what lies before a hole or a refusal is changed.
+    fn protect(&mut self, process: &Process, start: u64, end: u64, wanted: Wanted) -> Result<()> {
         let mut good_end = start;
         let (mut first_start, mut last_end) = (None, start);
-        let (below, result) = inner.walk_mapped(start, end, |at, vma| {
+        let (below, result) = self.walk_mapped(start, end, |at, vma| {
             let prot = wanted.of(vma);
-            let refused = prot.contains(Prot::WRITE) && !vma.flags.contains(VmaFlags::MAY_WRITE)
-                || prot.contains(Prot::EXEC) && !vma.flags.contains(VmaFlags::MAY_EXEC)
-                || denies_exec(process, vma.prot, prot);
-            if refused {
-                return Err(Errno::EACCES);
-            }
-            let file = match &vma.backing {
-                Backing::File { file, .. } => file.as_deref(),
-                _ => None,
-            };
-            hooks::file_mprotect((file, prot.rights().bits().into()))?;
-            if vma.is_sealed() {
-                return Err(Errno::EPERM);
-            }
+            may_become(process, vma, prot)?;
             // As on Linux only what changes is cut.
             if prot != vma.prot {
-                inner.check_cuts(at.max(start), vma.end.min(end))?;
+                self.check_cuts(at.max(start), vma.end.min(end))?;
             }
             first_start.get_or_insert(at);
             (good_end, last_end) = (vma.end.min(end), vma.end);
@@ -129,22 +138,20 @@ fn protect(start: u64, len: u64, bits: u64, key: i32) -> Result<u64> {
         });
         // Nothing is looked up again that is known: among many areas that is most of the work.
         if first_start.is_some_and(|first| first < start) {
-            inner.split(start);
+            self.split(start);
         }
         if last_end > good_end {
-            inner.split(good_end);
+            self.split(good_end);
         }
         let below = first_start.filter(|&first| first < start).or(below);
         let mut next = first_start.map(|_| (below.unwrap_or(start), start));
         while let Some((below, at)) = next {
-            let done = inner.protect_area(below, at, wanted);
+            let done = self.protect_area(below, at, wanted);
             next = done.filter(|&(_, end)| end < good_end);
         }
-        result.map(|()| 0)
-    })
-}
+        result
+    }
 
-impl MmInner {
     /// ENOMEM unless every page of `[start, end)` is mapped; `check` looks at each area, with its
     /// start.
     pub(super) fn check_mapped(

@@ -18,12 +18,14 @@ pub struct Keys {
     execute_only: Option<u8>,
 }
 
-impl Keys {
+impl Default for Keys {
     /// A new program has key 0, which is that of all memory.
-    pub fn new() -> Keys {
+    fn default() -> Keys {
         Keys { allocated: u16::from(pkey::exist()), execute_only: None }
     }
+}
 
+impl Keys {
     /// Whether a call may name it.
     pub fn is_allocated(&self, key: i32) -> bool {
         u8::try_from(key).is_ok_and(|key| {

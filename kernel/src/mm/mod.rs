@@ -118,7 +118,7 @@ impl Mm {
             lock_future: VmaFlags::empty(),
             no_huge_pages: false,
             has_seals: false,
-            keys: Keys::new(),
+            keys: Keys::default(),
             peak_pages: AtomicU64::new(0),
             search: Search::new(),
         };

@@ -463,12 +463,10 @@ pub fn unregister_process(pid: Pid) {
 /// which are of `session`. EPERM.
 pub fn join_group(process: &Arc<Process>, group: Pid, session: Pid) -> Result<()> {
     let mut table = TABLE.lock();
-    if group != process.pid && table.session(group) != Some(session) {
+    if !table.regroup(process.pid, process.group(), group, session) {
         return Err(Errno::EPERM);
     }
-    let old = process.group.swap(group, Ordering::Relaxed);
-    // Not if it has been waited for meanwhile.
-    table.regroup(process.pid, old, group);
+    process.group.store(group, Ordering::Relaxed);
     Ok(())
 }
 

@@ -29,17 +29,32 @@ struct IdEntry {
     members: Members,
 }
 
-/// The first and the last member of a group, in the order in which they joined; [`NOBODY`] if it
-/// has none.
+/// The first and the last member of a group, in the order in which they joined, and the session
+/// that all of them are of; [`NOBODY`] if it has none.
 #[derive(Clone, Copy, Default)]
 struct Members {
     first: Pid,
     last: Pid,
+    session: Pid,
 }
 
 impl IdEntry {
     fn is_unused(&self) -> bool {
         self.process.is_none() && self.thread.is_none() && self.members.first == NOBODY
+    }
+
+    /// Whether there is a group with this id, of this session.
+    fn is_group_of(&self, session: Pid) -> bool {
+        self.members.first != NOBODY && self.members.session == session
+    }
+
+    /// A process becomes the last member of the group with this id; the one before it.
+    fn append(&mut self, pid: Pid, session: Pid) -> Pid {
+        let before = core::mem::replace(&mut self.members.last, pid);
+        if before == NOBODY {
+            (self.members.first, self.members.session) = (pid, session);
+        }
+        before
     }
 }
 
@@ -173,31 +188,59 @@ impl Table {
     /// Enters a process with its first thread, whose id is the same, as a member of its group.
     pub(super) fn add(&mut self, process: &Arc<Process>, first: Weak<Thread>) {
         self.set_thread(process.pid, first);
-        self.change(process.pid, |own| own.process = Some(process.clone()));
-        self.link(process.pid, process.group());
+        let session = process.session.load(Ordering::Relaxed);
+        let before = self.append(process.pid, process.group(), session);
+        self.change(process.pid, |own| {
+            own.process = Some(process.clone());
+            own.before = before;
+        });
     }
 
     /// Takes a process out.
     pub(super) fn remove(&mut self, pid: Pid) -> Option<Arc<Process>> {
-        let process = self.ids.get_mut(pid)?.process.take()?;
-        self.unlink(pid, process.group());
+        let own = self.ids.get_mut(pid)?;
+        let process = own.process.take()?;
+        let (before, after) = (own.before, own.after);
+        self.close_gap(process.group(), before, after);
         self.forget_if_unused(pid);
         Some(process)
     }
 
-    /// A process goes from one group to another, if it is here still.
-    pub(super) fn regroup(&mut self, pid: Pid, old: Pid, new: Pid) {
+    /// A process that is here, or was, goes from one group to another: to its own, or to one that
+    /// has members, which are of `session`; false if it has none.
+    pub(super) fn regroup(&mut self, pid: Pid, old: Pid, new: Pid, session: Pid) -> bool {
+        let mut last = NOBODY;
+        if new != pid {
+            match self.ids.get(new).filter(|entry| entry.is_group_of(session)) {
+                Some(entry) => last = entry.members.last,
+                None => return false,
+            }
+        }
         let is_here = |own: &&mut IdEntry| own.process.is_some() && old != new;
-        let Some(own) = self.ids.get_mut(pid).filter(is_here) else { return };
+        let Some(own) = self.ids.get_mut(pid).filter(is_here) else { return true };
         let (before, after) = (own.before, own.after);
-        (own.before, own.after) = (NOBODY, NOBODY);
-        self.close_gap(old, before, after);
-        self.link(pid, new);
+        // What is in the process's own entry is changed while that is at hand.
+        if new == pid {
+            last = own.append(pid, session);
+        }
+        (own.before, own.after) = (last, NOBODY);
+        if old == pid && (before, after) == (NOBODY, NOBODY) {
+            own.members = Members::default();
+        } else {
+            self.close_gap(old, before, after);
+        }
+        if new != pid {
+            self.append(pid, new, session);
+        } else if last != NOBODY {
+            self.change(last, |entry| entry.after = pid);
+        }
+        true
     }
 
     /// The session of a group that has a process: all its members are of one.
     pub(super) fn session(&self, group: Pid) -> Option<Pid> {
-        self.members(group).next().map(|member| member.session.load(Ordering::Relaxed))
+        let members = self.ids.get(group)?.members;
+        (members.first != NOBODY).then_some(members.session)
     }
 
     /// The members of a group, zombies included.
@@ -211,22 +254,16 @@ impl Table {
         })
     }
 
-    /// Makes a process, which is here and has no neighbours, the last member of a group.
-    fn link(&mut self, pid: Pid, group: Pid) {
-        let members = &mut self.entry(group).members;
-        let before = core::mem::replace(&mut members.last, pid);
-        if before == NOBODY {
-            members.first = pid;
-        } else {
-            self.change(before, |entry| entry.after = pid);
-            self.change(pid, |own| own.before = before);
+    /// Makes a process the last member of a group; the one before it, which has it behind it now.
+    fn append(&mut self, pid: Pid, group: Pid, session: Pid) -> Pid {
+        let entry = self.entry(group);
+        let last = entry.append(pid, session);
+        if last == group {
+            entry.after = pid;
+        } else if last != NOBODY {
+            self.change(last, |entry| entry.after = pid);
         }
-    }
-
-    /// A process is no member of `group` any longer, of which it was one.
-    fn unlink(&mut self, pid: Pid, group: Pid) {
-        let Some(own) = self.ids.get(pid) else { return };
-        self.close_gap(group, own.before, own.after);
+        last
     }
 
     /// `before` and `after` were the neighbours of a member that has left the group.
@@ -238,6 +275,13 @@ impl Table {
                 self.ids.remove(group);
             }
             return;
+        }
+        // The last one behind the one whose id the group has: one entry has both.
+        if before == group && after == NOBODY {
+            return self.change(group, |entry| {
+                entry.after = NOBODY;
+                entry.members.last = before;
+            });
         }
         match before {
             NOBODY => self.change(group, |entry| entry.members.first = after),

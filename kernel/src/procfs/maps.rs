@@ -296,9 +296,9 @@ pub(super) fn smap(area: &Area, out: &mut Text) {
     area.sums.put(out);
     let has_room = area.start.next_multiple_of(HUGE_PAGE) + HUGE_PAGE <= vma.end;
     let is_eligible = u8::from(has_room && area.wants_huge);
-    write!(out, "THPeligible:           {is_eligible}\n");
+    writeln!(out, "THPeligible:           {is_eligible}");
     if machine::pkey::exist() {
-        write!(out, "ProtectionKey:  {:8}\n", vma.prot.key());
+        writeln!(out, "ProtectionKey:  {:8}", vma.prot.key());
     }
     write!(out, "VmFlags:");
     let has = |flag: VmaFlags| vma.flags.contains(flag);

@@ -225,9 +225,9 @@ pub fn on_exec(process: &Arc<Process>) {
 }
 
 /// A signal of a POSIX timer is delivered: its overruns are what timer_getoverrun(2) tells now. A
-/// CPU clock is looked at by the tick alone: what has passed since then counts, too. Of a timer that
-/// expires once nothing can have, and its own signal is not lost to one that a program made up. No
-/// lock is held.
+/// CPU clock is looked at by the tick alone: what has passed since then counts, too. Of a timer
+/// that expires once nothing can have, and its own signal is not lost to one that a program made
+/// up. No lock is held.
 pub fn note_delivery(process: &Process, info: &mut SigInfo) {
     let timer = process.timers.lock().posix.get(info.timer_fields().0).cloned();
     let Some(timer) = timer else { return };
