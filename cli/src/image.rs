@@ -46,6 +46,11 @@ pub(crate) struct Form {
     pub(crate) is_as_shipped: bool,
 }
 
+/// The kernel that counts its locks (`limen bench scale`), and whose policies `allow1` to `allow4`
+/// refuse what they are told to, where `lsm=` has them (run::refusals): one build for both.
+pub(crate) const WITH_PROBES: Form =
+    Form { name: "probes", features: "lockstat,hooks-probe", is_as_shipped: false };
+
 impl Form {
     /// Builds it in `target`'s folder `forms`, where all forms share what their features leave as
     /// it is; the finished image.

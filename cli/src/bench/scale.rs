@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::machine::{Extra, Figures, Machine, Work};
 use super::rig::Clock;
 use crate::args::BenchArgs;
-use crate::image::Form;
+use crate::image::WITH_PROBES;
 use crate::progress::Steps;
 use crate::{Error, linux, paths};
 
@@ -31,8 +31,6 @@ const LIMIT: Duration = Duration::from_secs(900);
 const ONE: &str = "one_";
 /// Locks that an operation may share with other CPUs where each has a thing of its own.
 const SHARED_MAX: f64 = 0.05;
-/// The kernel that counts.
-const KERNEL: Form = Form { name: "lockstat", features: "lockstat", is_as_shipped: false };
 
 /// Counts of one row with so many workers, for one operation.
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,7 +53,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         Some(kernel) => kernel.clone(),
         None => {
             steps.begin("building the kernel that counts its locks");
-            KERNEL.build(&paths::repository()?, &paths::target_dir()?)?
+            WITH_PROBES.build(&paths::repository()?, &paths::target_dir()?)?
         }
     };
     let program = std::fs::read(super::build(PACKAGE)?)?;

@@ -15,7 +15,7 @@ use super::{
     profile, promises, sandboxers, sentences, traces, waiting,
 };
 use crate::Error;
-use crate::image::Form;
+use crate::image::WITH_PROBES;
 
 /// Seconds for one VM, in emulation on a loaded host.
 const LIMIT: &str = "60";
@@ -209,13 +209,10 @@ fn every_hook(context: &Context, folder: &Path) -> Result<(), Error> {
     ensure(output.status.success(), || String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The kernel whose policies refuse what they are told to.
-const REFUSALS: Form = Form { name: "refusals", features: "hooks-probe", is_as_shipped: false };
-
 /// With no to four policies on every hook: each is asked, in the order of `lsm=`; each may refuse,
-/// and then the call fails and changes nothing. In a kernel built for it ([`REFUSALS`]).
+/// and then the call fails and changes nothing. In a kernel built for it ([`WITH_PROBES`]).
 fn refusals(context: &Context, folder: &Path) -> Result<(), Error> {
-    let kernel = REFUSALS.build(&context.repository, &context.target)?;
+    let kernel = WITH_PROBES.build(&context.repository, &context.target)?;
     let program = super::guest::build(context)?;
     let [kernel, program] = [&kernel, &program].map(|path| path.display().to_string());
     for policies in ["", "allow2", "allow2,allow1", "allow3,allow1,allow4,allow2"] {

@@ -2,7 +2,6 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -297,10 +296,6 @@ struct RingFile(Arc<AnonInode>);
 impl FileOps for RingFile {
     fn inode(&self) -> Arc<dyn Inode> {
         self.0.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -10,6 +10,7 @@ pub mod counters;
 pub mod id_map;
 pub mod identity;
 pub mod io;
+pub mod lists;
 pub mod names;
 pub mod params;
 pub mod poll;

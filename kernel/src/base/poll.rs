@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use abi::Result;
 
+use crate::base::lists::Place;
 use crate::base::sync::{WaitQueue, Wake};
 
 /// Poll masks (poll(2)); epoll(7) uses the same numbers.
@@ -28,14 +29,17 @@ pub mod events {
     pub const WRITABLE: u32 = OUT | WRNORM;
 }
 
+/// A queue, and the place there.
+type Queued = (Arc<WaitQueue>, Place);
+
 /// Collects the queues that one poll, select or epoll item waits on. A file's `poll` first
 /// registers every queue that can change its answer, then computes the answer; so no change is
 /// missed.
 pub struct PollTable {
     waker: Option<Arc<dyn Wake>>,
     /// Most files have two at most, and need no allocation.
-    few: [Option<Arc<WaitQueue>>; 2],
-    more: Vec<Arc<WaitQueue>>,
+    few: [Option<Queued>; 2],
+    more: Vec<Queued>,
     exclusive: bool,
     refusal: Result<()>,
 }
@@ -46,10 +50,10 @@ impl PollTable {
         PollTable { waker, few, more, exclusive, refusal: Ok(()) }
     }
 
-    fn keep(&mut self, queue: Arc<WaitQueue>) {
+    fn keep(&mut self, queued: Queued) {
         match self.few.iter_mut().find(|place| place.is_none()) {
-            Some(place) => *place = Some(queue),
-            None => self.more.push(queue),
+            Some(place) => *place = Some(queued),
+            None => self.more.push(queued),
         }
     }
 
@@ -77,7 +81,7 @@ impl PollTable {
     #[cold]
     fn register_with(&mut self, queue: &Arc<WaitQueue>, waker: Arc<dyn Wake>) {
         match queue.try_add(waker, self.exclusive) {
-            Ok(()) => self.keep(queue.clone()),
+            Ok(place) => self.keep((queue.clone(), place)),
             Err(error) => self.refusal = Err(error),
         }
     }
@@ -96,10 +100,13 @@ impl PollTable {
 
 impl Drop for PollTable {
     fn drop(&mut self) {
-        if let Some(waker) = &self.waker {
-            for queue in self.few.iter().flatten().chain(&self.more) {
-                queue.remove(waker);
-            }
+        // Two loops and no chain of iterators: most tables end here, with one or two queues.
+        for queued in &self.few {
+            let Some((queue, place)) = queued else { return };
+            queue.remove(*place, self.exclusive);
+        }
+        for (queue, place) in &self.more {
+            queue.remove(*place, self.exclusive);
         }
     }
 }

@@ -7,7 +7,6 @@
 //! Lock order: a queue's own spin lock comes after every other lock but those of the scheduler and
 //! the heap. Wakers are called with it held; they only mark and enqueue.
 
-use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +14,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use abi::Errno;
 use machine::sync::{SpinLock, TryGuard, TryLock, TryReadMostly};
 
+use crate::base::lists::{Lists, Place};
 use crate::base::sched::{self, Sleep, current};
 use crate::base::thread::Thread;
 use crate::base::time::Deadline;
@@ -104,14 +104,17 @@ pub enum WaitError {
     TimedOut,
 }
 
-struct QueuedWaker {
-    waker: Arc<dyn Wake>,
-    exclusive: bool,
+/// The lists of a queue: those that are all woken, and those of which as many as there is for.
+const SHARED: usize = 0;
+const EXCLUSIVE: usize = 1;
+
+fn list_of(is_exclusive: bool) -> usize {
+    if is_exclusive { EXCLUSIVE } else { SHARED }
 }
 
 /// A queue of waiters for one kind of event. Put it in an `Arc` if files expose it to poll.
 pub struct WaitQueue {
-    entries: SpinLock<VecDeque<QueuedWaker>>,
+    entries: SpinLock<Lists<Arc<dyn Wake>, 2>>,
     /// Whether `entries` may be non-empty: lets a wake-up of nobody take no lock.
     occupied: AtomicBool,
 }
@@ -127,41 +130,31 @@ impl WaitQueue {
     #[must_use]
     #[cfg_attr(feature = "lockstat", track_caller)]
     pub const fn new() -> Self {
-        WaitQueue { entries: SpinLock::new(VecDeque::new()), occupied: AtomicBool::new(false) }
+        WaitQueue { entries: SpinLock::new(Lists::new()), occupied: AtomicBool::new(false) }
     }
 
     /// Adds a waker. Exclusive ones are woken one at a time by [`WaitQueue::wake_one`].
-    pub fn add(&self, waker: Arc<dyn Wake>, exclusive: bool) {
+    pub fn add(&self, waker: Arc<dyn Wake>, exclusive: bool) -> Place {
         let mut entries = self.entries.lock();
-        entries.push_back(QueuedWaker { waker, exclusive });
+        let place = entries.push_back(list_of(exclusive), waker);
         self.occupied.store(true, Ordering::SeqCst);
+        place
     }
 
     /// The same for a queue that programs can make as long as they like. ENOMEM.
-    pub fn try_add(&self, waker: Arc<dyn Wake>, exclusive: bool) -> abi::Result<()> {
+    pub fn try_add(&self, waker: Arc<dyn Wake>, exclusive: bool) -> abi::Result<Place> {
         let mut entries = self.entries.lock();
-        entries.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        entries.push_back(QueuedWaker { waker, exclusive });
+        entries.try_reserve_one().map_err(|_| Errno::ENOMEM)?;
+        let place = entries.push_back(list_of(exclusive), waker);
         self.occupied.store(true, Ordering::SeqCst);
-        Ok(())
+        Ok(place)
     }
 
-    /// Removes a waker that was added (compared by address).
-    pub fn remove(&self, waker: &Arc<dyn Wake>) {
+    /// Removes the waker that was added so, and got this place.
+    pub fn remove(&self, place: Place, exclusive: bool) {
         let mut entries = self.entries.lock();
-        let address = Arc::as_ptr(waker).cast::<()>();
-        let is_it = |entry: &QueuedWaker| Arc::as_ptr(&entry.waker).cast::<()>() == address;
-        // From both ends: who leaves came first as a rule, or last.
-        let removed = if entries.front().is_some_and(is_it) {
-            entries.pop_front()
-        } else {
-            let len = entries.len();
-            let at = (0..len.div_ceil(2)).find_map(|i| {
-                let back = len - 1 - i;
-                if is_it(&entries[i]) { Some(i) } else { is_it(&entries[back]).then_some(back) }
-            });
-            at.and_then(|at| entries.remove(at))
-        };
+        let removed = entries.remove(list_of(exclusive), place);
+        entries.shrink_if_empty();
         self.occupied.store(!entries.is_empty(), Ordering::SeqCst);
         drop(entries);
         // The waker's last reference must not be dropped under the lock.
@@ -209,13 +202,14 @@ impl WaitQueue {
     #[cold]
     fn wake_slow(&self, mut exclusive: usize, events: u32) {
         let entries = self.entries.lock();
-        for entry in entries.iter() {
-            if entry.exclusive && exclusive == 0 {
-                continue;
+        for waker in entries.iter(SHARED) {
+            waker.wake(events);
+        }
+        for waker in entries.iter(EXCLUSIVE) {
+            if exclusive == 0 {
+                break;
             }
-            if entry.waker.wake(events) && entry.exclusive {
-                exclusive -= 1;
-            }
+            exclusive -= usize::from(waker.wake(events));
         }
     }
 
@@ -255,8 +249,7 @@ impl WaitQueue {
         mut ready: impl FnMut() -> Option<T>,
     ) -> Result<T, WaitError> {
         let waiter = Waiter::new();
-        let waker: Arc<dyn Wake> = waiter.clone();
-        self.add(waker.clone(), true);
+        let place = self.add(waiter.clone(), true);
         let result = loop {
             waiter.clear();
             if let Some(value) = ready() {
@@ -270,12 +263,11 @@ impl WaitQueue {
             }
             waiter.sleep(sleep, deadline);
         };
-        self.remove(&waker);
+        self.remove(place, true);
         // A wake-up that came after our last look was not for us: it goes to the next one.
         if waiter.is_marked() {
             self.wake_one(0);
         }
-        drop(waker);
         waiter.keep();
         result
     }

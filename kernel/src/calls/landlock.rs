@@ -4,7 +4,6 @@
 //! The first program that does so has Landlock asked from then on; before, its hooks are nops.
 
 use alloc::sync::Arc;
-use core::any::Any;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -61,10 +60,6 @@ impl FileOps for RulesetFile {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -11,7 +11,6 @@
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -152,10 +151,6 @@ impl FileOps for Kmsg {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.node.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

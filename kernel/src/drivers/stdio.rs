@@ -6,7 +6,6 @@
 //! the kernel log: what the program writes goes there, and there is nothing to read.
 
 use alloc::sync::Arc;
-use core::any::Any;
 
 use abi::{Errno, Result};
 
@@ -139,9 +138,5 @@ impl FileOps for StreamFile {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

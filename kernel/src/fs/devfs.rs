@@ -6,7 +6,6 @@
 //! devices.
 
 use alloc::sync::Arc;
-use core::any::Any;
 
 use abi::{Errno, Result};
 
@@ -183,10 +182,6 @@ impl FileOps for Device {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.node.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

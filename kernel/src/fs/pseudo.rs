@@ -11,7 +11,6 @@
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::any::Any;
 use core::fmt;
 
 use abi::{Errno, Result};
@@ -642,10 +641,6 @@ impl Inode for PseudoInode {
     fn is_own(&self) -> bool {
         matches!(&self.body, Body::Directory(listing) if listing.is_own())
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 /// An open file with the text it was opened on.
@@ -763,10 +758,6 @@ impl FileOps for PseudoFile {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

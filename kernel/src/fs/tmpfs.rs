@@ -15,7 +15,6 @@ use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -757,15 +756,11 @@ impl Inode for TmpInode {
         self.attributes.lock().ctime_ns = now_ns();
         Ok(())
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl TmpInode {
     fn same_fs(&self, other: &Arc<dyn Inode>) -> Result<Arc<TmpInode>> {
-        let other = other.as_any().downcast_ref::<TmpInode>().ok_or(Errno::EXDEV)?;
+        let other = other.downcast_ref::<TmpInode>().ok_or(Errno::EXDEV)?;
         if !Arc::ptr_eq(&self.shared, &other.shared) {
             return Err(Errno::EXDEV);
         }
@@ -934,10 +929,6 @@ impl FileOps for TmpInode {
             Some(inode) => inode,
             None => self.orphan(),
         }
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -244,7 +244,7 @@ fn moves_data(file: &File) -> bool {
 
 /// Whether it is text that is made when it is read, which takes nothing but what write(2) brings.
 fn is_text(file: &File) -> bool {
-    file.inode().as_any().is::<PseudoInode>() && !file.ops().is_written_at_places()
+    file.inode().is::<PseudoInode>() && !file.ops().is_written_at_places()
 }
 
 /// Whether bytes can be spliced from a file, which is no pipe.

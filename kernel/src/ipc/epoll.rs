@@ -19,7 +19,6 @@
 //! Locks, outermost first: [`NESTING`], a set's `items`, an item's `registration`, a wait queue, a
 //! ready list, the set's own queue. A file's watchers are under none and over none.
 
-use alloc::collections::VecDeque;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
@@ -31,6 +30,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::epoll_items::Watched;
 use super::{read_timeout, signals};
+use crate::base::lists::{Lists, Place};
 use crate::base::poll::{PollTable, events};
 use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue, Wake};
@@ -66,7 +66,7 @@ const EXCLUSIVE_OK: u32 = events::IN
 
 /// Items that may be ready, and who waits for them.
 struct ReadyList {
-    items: SpinLock<VecDeque<Arc<Item>>>,
+    items: SpinLock<Lists<Arc<Item>, 1>>,
     /// Waiters in epoll_wait, and whoever polls the set itself.
     queue: Arc<WaitQueue>,
     /// The set's open file.
@@ -79,12 +79,22 @@ impl ReadyList {
     /// Puts the item on the list unless it is there. Its place has been reserved.
     fn push(&self, item: &Arc<Item>) {
         if !item.is_listed.swap(true, Ordering::SeqCst) {
-            self.items.lock().push_back(item.clone());
+            item.enlist(&mut self.items.lock());
         }
     }
 
     fn pop(&self) -> Option<Arc<Item>> {
-        self.items.lock().pop_front()
+        let mut items = self.items.lock();
+        let item = items.pop_front(0)?;
+        item.listed_at.store(Place::NONE.number(), Ordering::Relaxed);
+        Some(item)
+    }
+
+    /// Takes an item off the list, if it is there by now.
+    fn take(&self, item: &Item) -> Option<Arc<Item>> {
+        let mut items = self.items.lock();
+        let place = item.listed_at.swap(Place::NONE.number(), Ordering::Relaxed);
+        items.remove(0, Place::of_number(place))
     }
 
     fn len(&self) -> usize {
@@ -101,6 +111,10 @@ struct Item {
     mask: AtomicU32,
     data: AtomicU64,
     is_listed: AtomicBool,
+    /// Its place on the ready list, under whose lock it changes.
+    listed_at: AtomicU32,
+    /// Its place among the watchers of its file.
+    watched_at: AtomicU32,
     registration: Mutex<Option<PollTable>>,
 }
 
@@ -115,6 +129,12 @@ impl Item {
             Some(file) => file.ops().poll(&file, table) & mask,
             None => 0,
         }
+    }
+
+    /// Goes to the end of the ready list, where there is room.
+    fn enlist(self: &Arc<Item>, list: &mut Lists<Arc<Item>, 1>) {
+        let place = list.push_back(0, self.clone());
+        self.listed_at.store(place.number(), Ordering::Relaxed);
     }
 
     /// Leaves the file's queues. Afterwards nothing but the ready list may hold the item.
@@ -176,10 +196,6 @@ impl FileWatcher for Item {
         self.list.is_stale.store(true, Ordering::SeqCst);
         WATCHES.fetch_sub(1, Ordering::Relaxed);
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 fn watch(item: &Item, file: &File) -> Result<()> {
@@ -187,17 +203,21 @@ fn watch(item: &Item, file: &File) -> Result<()> {
         WATCHES.fetch_sub(1, Ordering::Relaxed);
         return Err(Errno::ENOSPC);
     }
-    let watched = file.watch(item.me.clone());
-    if watched.is_err() {
-        WATCHES.fetch_sub(1, Ordering::Relaxed);
+    match file.watch(item.me.clone()) {
+        Ok(place) => {
+            item.watched_at.store(place.number(), Ordering::Relaxed);
+            Ok(())
+        }
+        Err(error) => {
+            WATCHES.fetch_sub(1, Ordering::Relaxed);
+            Err(error)
+        }
     }
-    watched
 }
 
 fn unwatch(item: &Item, file: &File) {
-    if file.unwatch(item) {
-        WATCHES.fetch_sub(1, Ordering::Relaxed);
-    }
+    file.unwatch(Place::of_number(item.watched_at.load(Ordering::Relaxed)));
+    WATCHES.fetch_sub(1, Ordering::Relaxed);
 }
 
 impl Epoll {
@@ -228,6 +248,8 @@ impl Epoll {
             mask: AtomicU32::new(event.events | events::ERR | events::HUP),
             data: AtomicU64::new(event.data),
             is_listed: AtomicBool::new(false),
+            listed_at: AtomicU32::new(Place::NONE.number()),
+            watched_at: AtomicU32::new(Place::NONE.number()),
             registration: Mutex::new(None),
         });
         watch(&item, file)?;
@@ -258,11 +280,13 @@ impl Epoll {
             if capacity >= items.max(len) * 2 {
                 return Ok(());
             }
-            let mut larger = VecDeque::new();
-            larger.try_reserve_exact(items.max(len) * 4).map_err(|_| Errno::ENOMEM)?;
+            let larger = Lists::try_with_capacity(items.max(len) * 4);
+            let mut larger = larger.map_err(|_| Errno::ENOMEM)?;
             let mut list = self.list.items.lock();
             if larger.capacity() >= list.len() * 2 {
-                larger.extend(list.drain(..));
+                while let Some(item) = list.pop_front(0) {
+                    item.enlist(&mut larger);
+                }
                 core::mem::swap(&mut *list, &mut larger);
             }
             drop(list);
@@ -303,14 +327,9 @@ impl Epoll {
         if let Some(file) = file {
             unwatch(item, file);
         }
-        let mut taken = None;
         if item.is_listed.load(Ordering::SeqCst) {
-            let mut list = self.list.items.lock();
-            if let Some(at) = list.iter().position(|other| Arc::ptr_eq(other, item)) {
-                taken = list.remove(at);
-            }
+            drop(self.list.take(item));
         }
-        drop(taken);
     }
 
     /// Reports up to `max` events; 0 if there are none after all.
@@ -429,10 +448,6 @@ impl FileOps for Epoll {
         let rest = core::mem::take(&mut *self.list.items.lock());
         drop(rest);
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 /// Longest chain of sets from `file` down, itself included. ELOOP if `target` is among them or the
@@ -455,7 +470,8 @@ fn height(file: &File, room: usize) -> usize {
         return 0;
     }
     let above = |watcher: &Arc<dyn FileWatcher>| {
-        let item = watcher.as_any().downcast_ref::<Item>()?;
+        let watcher: &dyn Any = &**watcher;
+        let item = watcher.downcast_ref::<Item>()?;
         Some(height(&*item.list.owner.get()?.upgrade()?, room - 1))
     };
     1 + file.watchers().iter().filter_map(above).max().unwrap_or(0)
@@ -479,7 +495,7 @@ fn create(flags: u32) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let list = Arc::new(ReadyList {
-        items: SpinLock::new(VecDeque::new()),
+        items: SpinLock::new(Lists::new()),
         queue: Arc::new(WaitQueue::new()),
         owner: Once::new(),
         is_stale: AtomicBool::new(false),

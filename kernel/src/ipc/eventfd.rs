@@ -3,7 +3,6 @@
 //! The whole state is one atomic word, so reading and writing take no lock.
 
 use alloc::sync::Arc;
-use core::any::Any;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -145,10 +144,6 @@ impl FileOps for EventFd {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

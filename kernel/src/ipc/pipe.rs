@@ -13,7 +13,6 @@
 
 use alloc::collections::VecDeque;
 use alloc::sync::{Arc, Weak};
-use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -579,10 +578,6 @@ impl FileOps for End {
 
     fn held_bytes(&self) -> usize {
         self.pipe.len()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

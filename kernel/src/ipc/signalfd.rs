@@ -2,7 +2,6 @@
 //! file itself keeps nothing but the set it is for.
 
 use alloc::sync::Arc;
-use core::any::Any;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -133,10 +132,6 @@ impl FileOps for SignalFd {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -9,7 +9,6 @@
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::any::Any;
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
@@ -233,10 +232,6 @@ impl FileOps for TimerFd {
         let mut state = self.core.state.lock();
         state.due_ns = 0;
         Core::disarm(&mut state);
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

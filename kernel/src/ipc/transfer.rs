@@ -176,7 +176,7 @@ pub fn write_request(
 pub fn is_syncable(file: &File) -> bool {
     let inode = file.inode();
     let has_data = matches!(inode.file_type(), FileType::Regular | FileType::Directory);
-    file.is_seekable() && has_data && !inode.as_any().is::<PseudoInode>()
+    file.is_seekable() && has_data && !inode.is::<PseudoInode>()
 }
 
 /// ESPIPE for a stream, EINVAL for a range that does not fit a file offset (pread(2)).

@@ -10,12 +10,14 @@ use machine::entropy::random_u64;
 use machine::ktest::Test;
 
 use crate::base::id_map::IdMap;
+use crate::base::lists::Lists;
 use crate::base::names::{self, NameMap, Named};
 use crate::base::timer_queue::TimerQueue;
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "structures::an_id_map_is_a_map", run: id_map },
     Test { name: "structures::a_name_map_is_a_map", run: names },
+    Test { name: "structures::lists_lose_members_anywhere", run: lists },
     Test { name: "structures::timers_go_by_deadline_and_age", run: timer_queue },
 ];
 
@@ -110,6 +112,38 @@ fn names() -> Result<(), String> {
         let mut expected: Vec<usize> = model.into_values().collect();
         (left.sort_unstable(), expected.sort_unstable());
         ensure!(left == expected, "other values are left");
+    }
+    Ok(())
+}
+
+/// Two lists of one block against two vectors.
+fn lists() -> Result<(), String> {
+    let mut lists: Lists<usize, 2> = Lists::new();
+    let mut model = [Vec::new(), Vec::new()];
+    for step in 0..STEPS {
+        let (list, random) = (random_u64() as usize % 2, random_u64());
+        // Long times of growing and of shrinking, so that all slots are free now and then.
+        let grows = step / 500 % 2 == 0;
+        match random % 8 {
+            0..3 => model[list].push((lists.push_back(list, step), step)),
+            3 if grows => model[list].push((lists.push_back(list, step), step)),
+            3..7 if !model[list].is_empty() => {
+                let at = (random >> 32) as usize % model[list].len();
+                let (place, value) = model[list].remove(at);
+                ensure!(lists.remove(list, place) == Some(value), "remove of {value}");
+            }
+            _ => {
+                let first = (!model[list].is_empty()).then(|| model[list].remove(0).1);
+                ensure!(lists.pop_front(list) == first, "not {first:?} is the first");
+            }
+        }
+        lists.shrink_if_empty();
+        for (list, model) in model.iter().enumerate() {
+            let expected = model.iter().map(|(_, value)| value);
+            ensure!(step % 16 != 0 || lists.iter(list).eq(expected), "order of list {list}");
+        }
+        let len: usize = model.iter().map(Vec::len).sum();
+        ensure!(lists.len() == len && lists.is_empty() == (len == 0), "{} members", lists.len());
     }
     Ok(())
 }

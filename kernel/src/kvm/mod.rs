@@ -12,7 +12,6 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 
 use abi::kvm::{self, cap};
 use abi::kvm_capabilities::{Answer, CAPABILITIES};
@@ -82,10 +81,6 @@ impl FileOps for Device {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.node.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -4,7 +4,6 @@
 //! for them.
 
 use alloc::sync::{Arc, Weak};
-use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use abi::kvm::{self, LapicState, MsrEntry, Msrs, Sregs, Xcrs, Xsave};
@@ -537,9 +536,5 @@ impl FileOps for VcpuFile {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

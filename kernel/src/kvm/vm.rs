@@ -2,7 +2,6 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::kvm::cap;
@@ -430,9 +429,5 @@ impl FileOps for VmFile {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -153,7 +153,7 @@ fn huge_area(prot: Prot, flags: u32, offset: u64, len: u64) -> Result<Vma> {
 
 /// Whether the file lies where nothing may be executed, as in /proc.
 fn is_no_exec(file: &File) -> bool {
-    if file.location.is_some() && file.inode().as_any().is::<PseudoInode>() {
+    if file.location.is_some() && file.inode().is::<PseudoInode>() {
         return true;
     }
     file.location.as_ref().is_some_and(|l| l.mount.flags() & raw::MS_NOEXEC != 0)

@@ -129,8 +129,9 @@ impl MmInner {
             let prot = wanted.of(vma);
             may_become(process, vma, prot)?;
             // As on Linux only what changes is cut.
-            if prot != vma.prot {
-                self.check_cuts(at.max(start), vma.end.min(end))?;
+            let is_cut = |edge| at < edge && edge < vma.end && vma.is_cut_by(edge);
+            if prot != vma.prot && (is_cut(start) || is_cut(end)) {
+                return Err(Errno::EINVAL);
             }
             first_start.get_or_insert(at);
             (good_end, last_end) = (vma.end.min(end), vma.end);

@@ -527,10 +527,6 @@ impl FileOps for SocketFile {
         self.socket.close();
         hooks::sk_free_security((self.socket.common(),));
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 /// A file around a socket, which belongs to a user and a group.

@@ -1,7 +1,6 @@
 //! Descriptors that stand for processes, or for single threads (PIDFD_THREAD): pidfd_open(2).
 
 use alloc::sync::{Arc, Weak};
-use core::any::Any;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
@@ -75,10 +74,6 @@ impl FileOps for PidFile {
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 /// Whether it stands for a single thread (PIDFD_THREAD).
@@ -112,7 +107,7 @@ pub fn target(file: &File) -> Result<Arc<Process>> {
 /// The process of an open /proc/PID, which pidfd_send_signal(2) takes as well; EBADF for others.
 fn process_of_folder(file: &File) -> Result<Arc<Process>> {
     let inode = file.inode();
-    let folder = inode.as_any().downcast_ref::<PseudoInode>();
+    let folder = inode.downcast_ref::<PseudoInode>();
     folder.and_then(PseudoInode::process).cloned().ok_or(Errno::EBADF)
 }
 

@@ -53,7 +53,7 @@ pub(super) fn file_text(file: &File) -> Vec<u8> {
         return text_of(location);
     }
     let inode = file.ops().inode();
-    match (*inode).as_any().downcast_ref::<AnonInode>() {
+    match inode.downcast_ref::<AnonInode>() {
         Some(anon) => anon.link_text().into_bytes(),
         None => b"anon_inode:[unknown]".to_vec(),
     }

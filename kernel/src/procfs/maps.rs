@@ -31,7 +31,7 @@ const NAME_COLUMN: usize = 73;
 pub(super) struct Area {
     start: u64,
     vma: Vma,
-    /// It gets huge pages by itself.
+    /// It gets huge pages by itself; asked with its pages.
     wants_huge: bool,
     /// What of it is in memory.
     sums: Sums,
@@ -46,9 +46,13 @@ fn areas_from(mm: &Mm, address: u64, with_pages: bool) -> Vec<Area> {
             if with_pages {
                 inner.table.for_each(start, vma.end, |page| sums.add_page(vma, &page));
             }
-            Area { start, vma: vma.clone(), wants_huge: inner.wants_huge(vma), sums }
+            let wants_huge = with_pages && inner.wants_huge(vma);
+            Area { start, vma: vma.clone(), wants_huge, sums }
         };
-        inner.vmas.range(address..).take(AREAS_AT_ONCE).map(area).collect()
+        // The range does not know how many it has: the vector would grow again and again.
+        let mut areas = Vec::with_capacity(AREAS_AT_ONCE);
+        areas.extend(inner.vmas.range(address..).take(AREAS_AT_ONCE).map(area));
+        areas
     })
 }
 
@@ -143,13 +147,18 @@ fn put_header(out: &mut Text, area: &Area) {
     {
         (device, number) = (metadata.device, metadata.inode);
     }
-    out.hex(offset, 8);
-    out.bytes(b" ");
-    out.hex(major(device).into(), 2);
-    out.bytes(b":");
-    out.hex(minor(device).into(), 2);
-    out.bytes(b" ");
-    out.decimal(number, 0);
+    if (offset, device, number) == (0, 0, 0) {
+        // Most areas are of no file.
+        out.bytes(b"00000000 00:00 0");
+    } else {
+        out.hex(offset, 8);
+        out.bytes(b" ");
+        out.hex(major(device).into(), 2);
+        out.bytes(b":");
+        out.hex(minor(device).into(), 2);
+        out.bytes(b" ");
+        out.decimal(number, 0);
+    }
     if let Some(name) = name_of(vma) {
         let width = out.0.len() - line;
         let blanks = NAME_COLUMN.saturating_sub(width).max(1);

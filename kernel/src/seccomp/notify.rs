@@ -12,7 +12,6 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -372,9 +371,5 @@ impl FileOps for ListenerFile {
         for notice in &self.listener.state.lock().notices {
             notice.done.wake_all(0);
         }
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -5,7 +5,6 @@ use alloc::collections::BTreeMap;
 use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 
 use abi::{Errno, Result};
 use machine::sync::{Once, SpinLock};
@@ -184,10 +183,6 @@ impl Inode for Directory {
             })
             .collect())
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 /// An open directory: all of it is in the inode.
@@ -200,10 +195,6 @@ impl FileOps for OpenDirectory {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.0.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 
@@ -267,9 +258,5 @@ impl Inode for Node {
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {
         let device = self.device();
         chrdev::open(self, device, flags)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -4,7 +4,6 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, general as raw, ioctl};
@@ -92,10 +91,6 @@ impl FileOps for ProgramSide {
         if self.tty.open_count.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.tty.master_queue.wake_all(events::READABLE | events::HUP);
         }
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 
@@ -248,10 +243,6 @@ impl FileOps for Master {
         PTYS.lock().remove(&self.number);
         devpts::forget(self.number);
         self.tty.hang_up();
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

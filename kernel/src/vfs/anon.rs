@@ -7,7 +7,6 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::{Arc, Weak};
-use core::any::Any;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
@@ -196,10 +195,6 @@ impl Inode for AnonInode {
         let opener = self.opener.lock().as_ref().and_then(Weak::upgrade);
         opener.ok_or(Errno::ENXIO)?.reopen(flags)
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 /// The file system of all such objects.
@@ -242,7 +237,7 @@ fn device_of(label: &str) -> u64 {
 pub fn location(inode: Arc<dyn Inode>) -> Location {
     static MOUNT: Once<Arc<Mount>> = Once::new();
     let mount = MOUNT.call_once(|| mount::detached(file_system().clone()));
-    let name = match inode.as_any().downcast_ref::<AnonInode>() {
+    let name = match inode.downcast_ref::<AnonInode>() {
         Some(anon) => anon.link_text(),
         None => String::from("anon_inode:[unknown]"),
     };

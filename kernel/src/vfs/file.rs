@@ -17,6 +17,7 @@ use super::path::Location;
 use super::permission::drop_privileges;
 use super::{FileOps, Inode, MovedBy, hooks, inotify, leases, locks};
 use crate::base::accounts::{Counted, ObjectKind};
+use crate::base::lists::{Lists, Place};
 use crate::base::poll::PollTable;
 use crate::base::sync::Mutex;
 use crate::security::{Credentials, Subject};
@@ -62,7 +63,7 @@ pub struct File {
     /// Identity, for epoll and record locks.
     pub id: u64,
     /// Who is told when it is closed: its places in epoll sets.
-    watchers: SpinLock<Vec<Weak<dyn FileWatcher>>>,
+    watchers: SpinLock<Lists<Weak<dyn FileWatcher>, 1>>,
     /// Who opened it; `None` of what was not found under a name.
     pub opener: Option<Arc<Credentials>>,
     /// Who gets signals about it (F_SETOWN, O_ASYNC): `ipc::io_signals`.
@@ -96,11 +97,9 @@ impl Default for Opening {
 }
 
 /// Who wants to know of a file's end.
-pub trait FileWatcher: Send + Sync {
+pub trait FileWatcher: Send + Sync + Any {
     /// The last reference to the file has gone.
     fn file_closed(&self);
-    /// For downcasts by whoever knows what watches.
-    fn as_any(&self) -> &dyn Any;
 }
 
 /// Whether [`FileOps::descriptor_closed`] is of use to anybody.
@@ -154,7 +153,7 @@ impl File {
             flags: AtomicU32::new(flags & !(raw::O_CREAT | raw::O_EXCL | raw::O_CLOEXEC)),
             position: Mutex::new(0),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            watchers: SpinLock::new(Vec::new()),
+            watchers: SpinLock::new(Lists::new()),
             opener,
             notice: SpinLock::new(None),
             _counted: Counted::new(),
@@ -170,27 +169,24 @@ impl File {
     }
 
     /// Tells `watcher` when the file is closed. ENOMEM.
-    pub fn watch(&self, watcher: Weak<dyn FileWatcher>) -> Result<()> {
+    pub fn watch(&self, watcher: Weak<dyn FileWatcher>) -> Result<Place> {
         let mut watchers = self.watchers.lock();
-        watchers.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        watchers.push(watcher);
-        Ok(())
+        watchers.try_reserve_one().map_err(|_| Errno::ENOMEM)?;
+        Ok(watchers.push_back(0, watcher))
     }
 
-    /// Forgets a watcher. Whether it was there.
-    pub fn unwatch(&self, watcher: &dyn FileWatcher) -> bool {
-        let address = core::ptr::from_ref(watcher).addr();
+    /// Forgets the watcher that got this place.
+    pub fn unwatch(&self, place: Place) {
         let mut watchers = self.watchers.lock();
-        // Who leaves came last, as a rule.
-        let at = watchers.iter().rposition(|other| other.as_ptr().addr() == address);
-        let found = at.map(|at| watchers.swap_remove(at));
+        let watcher = watchers.remove(0, place);
+        watchers.shrink_if_empty();
         drop(watchers);
-        found.is_some()
+        drop(watcher);
     }
 
     /// Who watches it.
     pub fn watchers(&self) -> Vec<Arc<dyn FileWatcher>> {
-        self.watchers.lock().iter().filter_map(Weak::upgrade).collect()
+        self.watchers.lock().iter(0).filter_map(Weak::upgrade).collect()
     }
 
     /// What it does.
@@ -201,7 +197,8 @@ impl File {
 
     /// Its operations, if they are of type `T`.
     pub fn ops_as<T: FileOps>(&self) -> Option<&T> {
-        self.ops.as_any().downcast_ref()
+        let any: &dyn Any = &*self.ops;
+        any.downcast_ref()
     }
 
     /// The object: the one it was found as, else what its operations stand for.
@@ -305,10 +302,8 @@ impl Drop for File {
         if self.notice.get_mut().take().is_some() {
             inotify::end_signals(self);
         }
-        for watcher in core::mem::take(self.watchers.get_mut()) {
-            if let Some(watcher) = watcher.upgrade() {
-                watcher.file_closed();
-            }
+        for watcher in self.watchers.get_mut().iter(0).filter_map(Weak::upgrade) {
+            watcher.file_closed();
         }
         ops.release(self);
         locks::file_closed(self.id, || self.inode());

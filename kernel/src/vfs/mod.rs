@@ -280,8 +280,23 @@ pub trait Inode: Send + Sync + Any {
     fn is_own(&self) -> bool {
         false
     }
-    /// For downcasts inside a file system.
-    fn as_any(&self) -> &dyn Any;
+}
+
+impl dyn Inode {
+    /// It as what one file system has, if it is that.
+    #[inline]
+    #[must_use]
+    pub fn downcast_ref<T: Inode>(&self) -> Option<&T> {
+        let any: &dyn Any = self;
+        any.downcast_ref()
+    }
+
+    /// Whether it is that.
+    #[inline]
+    #[must_use]
+    pub fn is<T: Inode>(&self) -> bool {
+        self.downcast_ref::<T>().is_some()
+    }
 }
 
 /// What moves the position of a seekable file.
@@ -421,6 +436,4 @@ pub trait FileOps: Send + Sync + Any {
     fn held_bytes(&self) -> usize {
         0
     }
-    /// For downcasts: "is it a socket?".
-    fn as_any(&self) -> &dyn Any;
 }

@@ -1,7 +1,6 @@
 //! What a descriptor opened with O_PATH does: it names a place, and nothing else (open(2)).
 
 use alloc::sync::Arc;
-use core::any::Any;
 
 use abi::{Errno, Result};
 use machine::sync::Once;
@@ -34,9 +33,5 @@ impl FileOps for PathFile {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -13,6 +13,7 @@
 //! access, by several threads at a time, is in `concurrent`.
 
 use alloc::sync::Arc;
+use core::convert::Infallible;
 use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -248,7 +249,8 @@ impl PageTable {
     }
 
     fn has_huge(&self) -> bool {
-        self.huge != [0; KINDS]
+        // Not compared as arrays, which is a call of memcmp: every change of a range asks.
+        self.huge.iter().fold(0, |all, pages| all | pages) != 0
     }
 
     /// Whether a large page maps `va`.
@@ -609,13 +611,7 @@ impl PageTable {
     }
 
     fn move_pages(&self, from: u64, to: u64, len: u64) {
-        let mut each = EachLeaf(|va, slot: Slot| {
-            if let Some(target) = self.slot(va - from + to) {
-                target.set(slot.get());
-                slot.set(Pte::EMPTY);
-            }
-        });
-        self.tree().visit(from..from + len, &mut each);
+        self.tree().visit(from..from + len, &mut Move { table: self, from, to });
     }
 
     /// Makes every CPU forget all translations of this space.
@@ -801,6 +797,39 @@ impl Visit for Gather {
             && slot.level == TOP
         {
             mirror(root, va);
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+/// Moves small pages from one address to another, where tables for them are.
+struct Move<'a> {
+    table: &'a PageTable,
+    from: u64,
+    to: u64,
+}
+
+impl Visit for Move<'_> {
+    /// Large pages are split before, or move by [`PageTable::move_table`].
+    fn leaf(&mut self, _va: u64, _slot: Slot) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
+    /// They have two tables at most at the other address.
+    fn pages(&mut self, base: u64, table: Table, range: Range<usize>) -> ControlFlow<u64> {
+        let mut start = range.start;
+        while start < range.end {
+            let va = base + start as u64 * PAGE - self.from + self.to;
+            let stop = range.end.min(start + ENTRIES - index(va, 0));
+            if let Some((target, first)) = self.table.slot(va).map(Slot::place) {
+                let moved = table.each_used(start..stop, |i, entry| {
+                    target.set(first + i - start, entry);
+                    table.set(i, Pte::EMPTY);
+                    ControlFlow::<Infallible>::Continue(())
+                });
+                let ControlFlow::Continue(()) = moved;
+            }
+            start = stop;
         }
         ControlFlow::Continue(())
     }

@@ -362,7 +362,7 @@ pub fn fallocate(fd: u64, mode: u32, offset: i64, len: i64) -> Result<u64> {
     check_allocate_mode(mode)?;
     file.check_writable()?;
     let inode = file.inode();
-    if inode.as_any().downcast_ref::<AnonInode>().is_some_and(AnonInode::is_pidfd) {
+    if inode.downcast_ref::<AnonInode>().is_some_and(AnonInode::is_pidfd) {
         return Err(Errno::EPERM);
     }
     match inode.file_type() {

@@ -307,7 +307,7 @@ fn has_size(file: &File) -> bool {
 /// Whether it is one of eventfd(2) and its kin, which lie in no file system with blocks.
 fn is_numberless(file: &File) -> bool {
     let inode = file.inode();
-    inode.as_any().downcast_ref::<AnonInode>().is_some_and(AnonInode::is_unnumbered)
+    inode.downcast_ref::<AnonInode>().is_some_and(AnonInode::is_unnumbered)
 }
 
 /// FIBMAP: no file system tells where its blocks are. EPERM, EFAULT.

@@ -8,7 +8,6 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 
 use abi::{Errno, Result, general as raw};
 
@@ -87,10 +86,6 @@ impl FileOps for FsContext {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 
@@ -348,10 +343,6 @@ impl Drop for Tree {
 impl FileOps for Tree {
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

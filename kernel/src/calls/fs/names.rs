@@ -226,7 +226,7 @@ fn read_link(dirfd: u64, path: u64, buffer: u64, size: u64) -> Result<u64> {
 pub fn link_text(file: &crate::vfs::File, root: &path::Location) -> alloc::vec::Vec<u8> {
     match &file.location {
         Some(location) => location.path(root),
-        None => match file.ops().inode().as_any().downcast_ref::<AnonInode>() {
+        None => match file.ops().inode().downcast_ref::<AnonInode>() {
             Some(anon) => anon.link_text().into_bytes(),
             None => "anon_inode:[unknown]".to_string().into_bytes(),
         },

@@ -231,7 +231,7 @@ pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
 /// ESPIPE, but for eventfd(2) and the like, which stay where they are.
 fn lseek_stream(file: &File) -> Result<u64> {
     let inode = file.inode();
-    let anon = inode.as_any().downcast_ref::<AnonInode>();
+    let anon = inode.downcast_ref::<AnonInode>();
     let stays = anon.is_some_and(AnonInode::is_unnumbered) && file.ops_as::<PidFile>().is_none();
     if stays { Ok(0) } else { Err(Errno::ESPIPE) }
 }

@@ -301,7 +301,7 @@ fn write_statfs(inode: &Arc<dyn Inode>, mount_flags: u32, at: u64) -> Result<u64
     let own =
         translate(mount_flags, &[(raw::MS_RELATIME, RELATIME), (raw::MS_NOSYMFOLLOW, NOSYMFOLLOW)]);
     let mut of = inode.file_system().statistics();
-    if let Some(anon) = inode.as_any().downcast_ref::<AnonInode>() {
+    if let Some(anon) = inode.downcast_ref::<AnonInode>() {
         // Linux has a file system for each of these.
         of.magic = match inode.file_type() {
             _ if anon.is_pidfd() => PIDFS_MAGIC,

@@ -57,7 +57,7 @@ fn check_rights(at: &Location, name: &[u8], wanted: u32, who: &Subject) -> Resul
     if name.starts_with(b"user.") {
         // To their file system pidfds are regular files, which have none and never change.
         let is_pidfd = |anon: &AnonInode| anon.is_pidfd() && wanted == READ;
-        if inode.as_any().downcast_ref::<AnonInode>().is_some_and(is_pidfd) {
+        if inode.downcast_ref::<AnonInode>().is_some_and(is_pidfd) {
             return permission::check(inode, wanted, who).and(Err(Errno::EOPNOTSUPP));
         }
         if !matches!(at.file_type(), FileType::Regular | FileType::Directory) {
@@ -88,7 +88,7 @@ fn check_rights(at: &Location, name: &[u8], wanted: u32, who: &Subject) -> Resul
 /// Whether an object without a name can be labelled (`security.`): sockets only by policies, which
 /// `of_sockets` says; eventfd(2) and the like not at all.
 fn check_label(at: &Location, name: &[u8], of_sockets: Errno) -> Result<()> {
-    if !name.starts_with(b"security.") || !at.inode().as_any().is::<AnonInode>() {
+    if !name.starts_with(b"security.") || !at.inode().is::<AnonInode>() {
         return Ok(());
     }
     match at.file_type() {

@@ -2,7 +2,6 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
@@ -78,10 +77,6 @@ impl FileOps for NinepFile {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 
     /// The last descriptor has gone, and with it whoever could be told of an error: it is the user

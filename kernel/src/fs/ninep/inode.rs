@@ -2,7 +2,6 @@
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -295,7 +294,7 @@ impl NinepInode {
 
 /// Our object type for another; EXDEV if it belongs to something else.
 fn as_ours(inode: &Arc<dyn Inode>) -> Result<&NinepInode> {
-    (**inode).as_any().downcast_ref().ok_or(Errno::EXDEV)
+    inode.downcast_ref().ok_or(Errno::EXDEV)
 }
 
 /// Mode bits with which a program of the host's would run as the file's owner.
@@ -545,10 +544,6 @@ impl Inode for NinepInode {
         self.fs.check_writable()?;
         self.fid().xattr(name)?;
         self.fid().set_xattr(name, b"", raw::XATTR_REPLACE)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

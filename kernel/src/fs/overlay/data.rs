@@ -2,7 +2,6 @@
 //! takes from the lower one what was not written yet.
 
 use alloc::sync::Arc;
-use core::any::Any;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -254,9 +253,5 @@ impl FileOps for OverlayFile {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.node.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -4,7 +4,6 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -194,7 +193,7 @@ impl Node {
     }
 
     fn ours(other: &Arc<dyn Inode>) -> Result<&Node> {
-        (**other).as_any().downcast_ref().ok_or(Errno::EXDEV)
+        other.downcast_ref().ok_or(Errno::EXDEV)
     }
 }
 
@@ -365,10 +364,6 @@ impl Inode for Node {
         self.change_xattrs(|xattrs| xattrs.remove(name).map(drop).ok_or(Errno::ENODATA))?;
         let now_ns = crate::base::time::realtime_ns() as i64;
         self.change(|m| m.ctime_ns = now_ns)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

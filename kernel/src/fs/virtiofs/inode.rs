@@ -2,7 +2,6 @@
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -491,10 +490,6 @@ impl Inode for VirtioInode {
     fn remove_xattr(&self, _name: &[u8]) -> Result<()> {
         Err(Errno::EROFS)
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl Drop for VirtioInode {
@@ -527,10 +522,6 @@ impl FileOps for VirtioFile {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.0.clone()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -5,7 +5,6 @@ use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -257,10 +256,6 @@ impl Inode for Directory {
         found.truncate(max);
         Ok(found)
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl FileOps for Directory {
@@ -270,10 +265,6 @@ impl FileOps for Directory {
 
     fn inode(&self) -> Arc<dyn Inode> {
         instance().root()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 
@@ -325,10 +316,6 @@ impl Inode for QueueFile {
 
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn FileOps>> {
         Ok(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 
@@ -384,10 +371,6 @@ impl FileOps for QueueFile {
             Some(me) => me,
             None => instance().root(),
         }
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 
