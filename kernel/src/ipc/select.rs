@@ -315,6 +315,9 @@ fn select_word(
 ) -> Result<u64> {
     let asked = sets.each_ref().map(|set| set.as_ref().map_or(0, |set| set.asked.as_slice()[word]));
     let mut answers = [0; 3];
+    // What no set of this word asks for is no answer: most files have none.
+    let of_interest = asked.iter().zip(SETS).filter(|&(&asked, _)| asked != 0);
+    let interest = of_interest.fold(0, |all, (_, conditions)| all | conditions);
     let mut left = Bits(asked[0] | asked[1] | asked[2]);
     let mut batch = Batch::new();
     let first = word as Fd * WORD_BITS as Fd;
@@ -326,6 +329,9 @@ fn select_word(
         }
         for (file, bit) in batch.iter().zip(&mut left) {
             let ready = ask(file.as_ref().ok_or(Errno::EBADF)?, u32::MAX, table);
+            if ready & interest == 0 {
+                continue;
+            }
             for (answer, conditions) in answers.iter_mut().zip(SETS) {
                 *answer |= u64::from(ready & conditions != 0) << bit;
             }
