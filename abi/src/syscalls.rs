@@ -515,7 +515,9 @@ names! {
     openat2 __NR_openat2 (directory: Fd, path: Path, how: Pointer, size: Size)
     pidfd_getfd __NR_pidfd_getfd (pidfd: Fd, fd: Fd, flags: Flags)
     faccessat2 __NR_faccessat2 (directory: Fd, path: Path, mode: Mode, flags: Flags)
-    process_madvise __NR_process_madvise
+    process_madvise __NR_process_madvise (
+        pidfd: Fd, vector: Pointer, count: Size, advice: Int, flags: Flags
+    )
     epoll_pwait2 __NR_epoll_pwait2 (
         epoll: Fd, events: Pointer, count: Int, timeout: Pointer, mask: Pointer, set_size: Size
     )

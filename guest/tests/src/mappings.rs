@@ -19,7 +19,7 @@ tests!("mappings":
     merging_is_there_or_refused, populate_read_and_write, remove_needs_a_shared_file,
     advice_is_told, segments_are_aligned, areas_without_randomness, areas_never_overlap,
     sizes_tell_what_is_resident, smaps_divides_pages, pagemap_tells_pages, map_files_lead_to_files,
-    moved_tables_keep_their_pages,
+    moved_tables_keep_their_pages, advice_for_another_process,
 );
 
 const RW: i32 = PROT_READ | PROT_WRITE;
@@ -420,6 +420,58 @@ fn advice_over_holes() {
     sc!(SYS_madvise, p + PAGE, PAGE, MADV_NORMAL).fails(ENOMEM);
     sc!(SYS_madvise, p + PAGE, 0, MADV_NORMAL).is(0);
     sc!(SYS_madvise, p, 0, 9999).fails(EINVAL);
+}
+
+fn advice_for_another_process() {
+    if sc!(SYS_geteuid) != Ok(0) {
+        return;
+    }
+    let p = pages(4);
+    put(p, 1);
+    unmap((p + 2 * PAGE) as *mut u8, PAGE);
+    let (read, write) = pipe();
+    let child = fork(|| {
+        close(write);
+        let mut byte = 0u8;
+        let _ = sc!(SYS_read, read, &raw mut byte, 1);
+        i32::from(get(p) != 1)
+    });
+    close(read);
+    let fd = sc!(SYS_pidfd_open, child, 0).fd();
+    let advise = |parts: &[[usize; 2]], advice: i32| {
+        sc!(SYS_process_madvise, fd, parts.as_ptr(), parts.len(), advice, 0)
+    };
+    let (page, hole, two) = ([p, PAGE], [p + 2 * PAGE, PAGE], [p, 2 * PAGE]);
+    for advice in [MADV_COLD, MADV_PAGEOUT, MADV_WILLNEED] {
+        advise(&[page], advice).is(PAGE);
+        advise(&[two, page], advice).is(3 * PAGE);
+        // What was done before an error counts.
+        advise(&[page, hole, page], advice).is(PAGE);
+        advise(&[hole, page], advice).fails(ENOMEM);
+        advise(&[[p + 1, PAGE]], advice).fails(EINVAL);
+        advise(&[[p, 0]], advice).is(0);
+        advise(&[], advice).is(0);
+    }
+    // Nothing by which another process would lose contents.
+    for advice in [MADV_DONTNEED, MADV_FREE, MADV_REMOVE, MADV_DONTFORK, 9999] {
+        advise(&[page], advice).fails(EINVAL);
+    }
+    let one = [page];
+    let with = |fd: i32, at: usize, count: usize, flags: u32| {
+        sc!(SYS_process_madvise, fd, at, count, MADV_COLD, flags)
+    };
+    let at = one.as_ptr() as usize;
+    with(fd, at, 1, 1).fails(EINVAL);
+    with(fd, at, 1025, 0).fails(EINVAL);
+    with(fd, 16, 1, 0).fails(EFAULT);
+    with(-1, at, 1, 0).fails(EBADF);
+    with(write, at, 1, 0).fails(EBADF);
+    close(write);
+    // Its memory is gone when it is a zombie.
+    let mut info = [0u8; 128];
+    sc!(SYS_waitid, P_PID, child, info.as_mut_ptr(), WEXITED | WNOWAIT, 0).is(0);
+    with(fd, at, 1, 0).fails(ESRCH);
+    assert_eq!(wait(child), 0, "the child's page has lost what it held");
 }
 
 fn free_is_for_anonymous_memory() {

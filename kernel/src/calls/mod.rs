@@ -172,6 +172,7 @@ table! {
     mremap => mapping::mremap,
     remap_file_pages => mapping::remap_file_pages,
     madvise => mapping::madvise,
+    process_madvise => mapping::process_madvise,
     mlock => mapping::mlock,
     mlock2 => mapping::mlock2,
     munlock => mapping::munlock,

@@ -1,4 +1,4 @@
-//! madvise(2). As on Linux, advice for a range with holes is taken for what is mapped, and then
+//! madvise(2) and process_madvise(2). As on Linux, advice for a range with holes is taken for what is mapped, and then
 //! ENOMEM says that there was a hole; an area that refuses ends it there.
 //!
 //! MADV_MERGEABLE is a hint that is not followed: equal pages are never merged.
@@ -11,9 +11,12 @@ use machine::entry::PageFault;
 use machine::memory::Prot;
 use machine::pkey::Pkru;
 
+use crate::base::io::read_iovec;
 use crate::mm::{Backing, Mm, MmInner, PAGE, Vma, VmaFlags};
-use crate::process::current;
-use crate::process::work;
+use crate::process::ptrace::access::{self, Ids};
+use crate::process::{current, own_open_file};
+use crate::process::{pidfd, work};
+use crate::security::Capability;
 
 /// Pages brought in under one hold of the lock.
 const POPULATE_AT_ONCE: u64 = 64 * PAGE;
@@ -21,15 +24,46 @@ const POPULATE_AT_ONCE: u64 = 64 * PAGE;
 /// madvise(2).
 pub fn madvise(start: u64, length: u64, advice: u32) -> Result<u64> {
     let action = Action::of(advice).ok_or(Errno::EINVAL)?;
+    advise(&current().process.mm()?, start, length, action)?;
+    Ok(0)
+}
+
+/// process_madvise(2): madvise(2) for another process's memory; what loses no contents.
+pub fn process_madvise(fd: u32, vector: u64, count: u64, advice: u32, flags: u32) -> Result<u64> {
+    if flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let parts = read_iovec(vector, count)?;
+    let process = pidfd::process_of(&*own_open_file(fd)?)?;
+    let is_harmless = matches!(
+        advice,
+        raw::MADV_COLD | raw::MADV_PAGEOUT | raw::MADV_WILLNEED | raw::MADV_COLLAPSE
+    );
+    let action = Action::of(advice).filter(|_| is_harmless).ok_or(Errno::EINVAL)?;
+    let mm = access::memory(&process, Ids::File, Errno::EACCES)?.ok_or(Errno::ESRCH)?;
+    if !current().subject().capable(Capability::SysNice) {
+        return Err(Errno::EPERM);
+    }
+    let mut done = 0;
+    for part in parts {
+        match advise(&mm, part.base, part.len, action) {
+            Ok(()) => done += part.len,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+fn advise(mm: &Arc<Mm>, start: u64, length: u64, action: Action) -> Result<()> {
     if !start.is_multiple_of(PAGE) {
         return Err(Errno::EINVAL);
     }
     let len = length.checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
     let end = start.checked_add(len).ok_or(Errno::EINVAL)?;
     if start == end {
-        return Ok(0);
+        return Ok(());
     }
-    let mm = current().process.mm()?;
     match action {
         Action::Flags(edit) => mm.with(|inner| inner.edit_flags(start, end, edit))?,
         Action::Nothing => mm.with(|inner| inner.each_part(start, end, |_, _, _| Ok(())))?,
@@ -38,11 +72,11 @@ pub fn madvise(start: u64, length: u64, advice: u32) -> Result<u64> {
                 mm.with(|inner| inner.drop_pages(start, end, drop))?;
             }
         }
-        Action::Populate { write } => populate(&mm, start, end, write)?,
-        Action::Remove => remove_from_files(&mm, start, end)?,
+        Action::Populate { write } => populate(mm, start, end, write)?,
+        Action::Remove => remove_from_files(mm, start, end)?,
         Action::Collapse => mm.collapse(start, end)?,
     }
-    Ok(0)
+    Ok(())
 }
 
 /// How the flags of an area change; EINVAL where that has no meaning.

@@ -23,7 +23,7 @@ use crate::base::user::UserPtr;
 use crate::mm::{Backing, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::current;
 use crate::security::{Resource, UNLIMITED};
-pub use advice::madvise;
+pub use advice::{madvise, process_madvise};
 pub use lock::{mlock, mlock2, mlockall, munlock, munlockall};
 use map::page_range;
 pub use map::{mmap, munmap};
