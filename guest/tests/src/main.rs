@@ -54,6 +54,7 @@ mod partly;
 mod peeks;
 mod pkeys;
 mod pointers;
+mod proc_state;
 mod processes;
 mod procfs;
 mod ptrace;
@@ -116,6 +117,7 @@ const SUBJECTS: &[&[Test]] = &[
     order::TESTS,
     errors::TESTS,
     procfs::TESTS,
+    proc_state::TESTS,
     addresses::TESTS,
     agree::TESTS,
     aio::TESTS,

@@ -60,14 +60,20 @@ const FILES: &[Row] = &[
     row("cgroup",        0o444, [Text, Text, Text,  Text,  GONE]),
     row("cmdline",       0o444, [Text, Text, Text,  Empty, GONE]),
     row("comm",          0o644, [Text, Text, Text,  Text,  GONE]),
+    row("cpuset",        0o444, [Text, Text, Text,  Text,  GONE]),
     row("environ",       0o400, [NO,   NO,   Empty, Empty, Empty]),
     row("gid_map",       0o644, [Text, Text, Text,  Text,  Text]),
     row("io",            0o400, [NO,   NO,   Text,  Text,  GONE]),
+    row("ksm_merging_pages", 0o400, [NO, NO, Text,  Empty, GONE]),
+    row("ksm_stat",      0o400, [NO,   NO,   Text,  Empty, GONE]),
     row("limits",        0o444, [Text, Text, Text,  Text,  GONE]),
+    row("loginuid",      0o644, [Text, Text, Text,  Text,  GONE]),
     row("maps",          0o444, [NO,   NO,   Empty, Empty, GONE]),
     row("mem",           0o600, [NO,   NO,   Empty, Empty, Empty]),
     row("mountinfo",     0o444, [Text, Text, Text,  Text,  Text]),
     row("mounts",        0o444, [Text, Text, Text,  Text,  Text]),
+    row("mountstats",    0o400, [NO,   NO,   Text,  Text,  Text]),
+    row("numa_maps",     0o444, [NO,   NO,   Empty, Empty, GONE]),
     row("oom_adj",       0o644, [Text, Text, Text,  Text,  GONE]),
     row("oom_score",     0o444, [Text, Text, Text,  Text,  GONE]),
     row("oom_score_adj", 0o644, [Text, Text, Text,  Text,  GONE]),
@@ -76,12 +82,15 @@ const FILES: &[Row] = &[
     row("projid_map",    0o644, [Text, Text, Text,  Text,  Text]),
     row("sched",         0o644, [Text, Text, Text,  Text,  GONE]),
     row("schedstat",     0o444, [Text, Text, Text,  Text,  GONE]),
+    row("sessionid",     0o444, [Text, Text, Text,  Text,  GONE]),
     row("setgroups",     0o644, [Text, Text, Text,  Text,  Text]),
     row("smaps",         0o444, [NO,   NO,   Empty, Empty, GONE]),
     row("smaps_rollup",  0o444, [NO,   NO,   GONE,  GONE,  GONE]),
     row("stat",          0o444, [Text, Text, Text,  Text,  GONE]),
     row("statm",         0o444, [Text, Text, Text,  Text,  GONE]),
     row("status",        0o444, [Text, Text, Text,  Text,  GONE]),
+    row("syscall",       0o400, [NO,   NO,   Text,  Text,  GONE]),
+    row("timens_offsets", 0o644, [Text, Text, Text, Empty, GONE]),
     row("uid_map",       0o644, [Text, Text, Text,  Text,  Text]),
     row("wchan",         0o444, [Text, Text, Text,  Text,  GONE]),
 ];
@@ -331,7 +340,7 @@ fn memory_of_a_set_user_id_program() {
         for (row, &fd) in FILES.iter().zip(&files) {
             let wanted = match row.name {
                 "io" => Fails(EACCES),
-                "personality" => Fails(EPERM),
+                "personality" | "syscall" => Fails(EPERM),
                 _ => row.after_exec,
             };
             assert_eq!(try_read(row.name, fd), wanted, "{}", row.name);
@@ -391,7 +400,8 @@ fn own_files_when_not_dumpable() {
 
 fn threads_have_the_same_files() {
     let subject = Subject::new(ONE, |_| 0);
-    for row in FILES.iter().filter(|row| !matches!(row.name, "mounts" | "mountinfo")) {
+    let only_processes = ["mounts", "mountinfo", "mountstats", "timens_offsets"];
+    for row in FILES.iter().filter(|row| !only_processes.contains(&row.name)) {
         let path = subject.path(&format!("task/{}/{}", subject.pid, row.name));
         let of = std::fs::metadata(&path).unwrap();
         assert_eq!(of.permissions().mode() & 0o7777, row.mode, "{path}");

@@ -24,5 +24,6 @@ pub mod tally;
 pub mod thread;
 pub mod time;
 pub mod timer_queue;
+pub mod transfers;
 pub mod user;
 pub mod watchdog;

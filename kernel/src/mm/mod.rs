@@ -240,6 +240,12 @@ impl Mm {
         inner.peak_pages.load(Ordering::Relaxed)
     }
 
+    /// Most resident pages count from now on.
+    pub fn reset_peak(&self) {
+        let inner = self.inner.lock();
+        inner.peak_pages.store(inner.resident_pages(), Ordering::Relaxed);
+    }
+
     /// Resident pages now.
     pub fn resident_pages(&self) -> u64 {
         self.inner.lock().resident_pages()

@@ -26,6 +26,7 @@ use super::{
 use crate::base::accounts::Counted;
 use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
+use crate::base::transfers::Transfers;
 use crate::base::user::UserPtr;
 use crate::mm::Mm;
 use crate::process::current;
@@ -518,7 +519,7 @@ impl Process {
             undo: SpinLock::default(),
             start_ns: crate::base::time::now_ns(),
             past_times_ns: [const { AtomicU64::new(0) }; 4],
-            past_transfers: super::transfers::Transfers::default(),
+            past_transfers: Transfers::default(),
             past_counts: SpinLock::default(),
             children_counts: SpinLock::default(),
         }

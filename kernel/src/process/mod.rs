@@ -22,9 +22,10 @@ use machine::task::{Current, Task};
 use crate::base;
 use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::sync::{Mutex, WaitQueue};
+use crate::base::transfers::Transfers;
 use crate::mm::Mm;
 use crate::security::landlock::Confinement;
-use crate::security::{Capability, Credentials, Limits, Resource};
+use crate::security::{Capability, Credentials, Limits, Login, Resource};
 use crate::vfs::File;
 use table::Table;
 
@@ -48,7 +49,6 @@ pub mod signal;
 mod state;
 mod table;
 pub mod timers;
-pub mod transfers;
 pub mod upper;
 pub mod usage;
 pub mod user_dispatch;
@@ -97,7 +97,7 @@ pub struct Thread {
     /// Became a user's who had too many threads by then (`fork::check_exceeded`).
     exceeds_processes: AtomicBool,
     /// What it has read and written.
-    pub transfers: transfers::Transfers,
+    pub transfers: Transfers,
     /// How restart_syscall(2) goes on with an interrupted call.
     pub restart: SpinLock<Option<restart::Restart>>,
     /// Files, directories, credentials.
@@ -179,7 +179,7 @@ impl Thread {
             dispatch: user_dispatch::Dispatch::default(),
             confinement: Confinement::default(),
             exceeds_processes: AtomicBool::new(false),
-            transfers: transfers::Transfers::default(),
+            transfers: Transfers::default(),
             restart: SpinLock::new(None),
             own,
             place: AtomicUsize::new(0),
@@ -274,7 +274,7 @@ pub struct Process {
     /// CPU time of threads that ended, and of children waited for: user, kernel (nanoseconds).
     pub past_times_ns: [AtomicU64; 4],
     /// What threads that ended, and children waited for, have read and written.
-    pub past_transfers: transfers::Transfers,
+    pub past_transfers: Transfers,
     /// Faults and switches of threads that ended.
     pub past_counts: SpinLock<usage::Counts>,
     /// The same, of children waited for.
@@ -314,6 +314,8 @@ pub struct Settings {
     /// Which areas a core file has (/proc/PID/coredump_filter), as the bits that differ from
     /// [`CORE_FILTER`].
     core_filter: AtomicU32,
+    /// Who has logged in.
+    pub login: Login,
     /// A core file is being made of it.
     pub dumps_core: AtomicBool,
     /// PR_SET_PTRACER: who else may trace it. Not inherited.
@@ -391,6 +393,7 @@ impl Settings {
         let deny = self.deny_write_exec.load(Ordering::Relaxed);
         settings.deny_write_exec.store(deny, Ordering::Relaxed);
         settings.drop_uninherited();
+        settings.login.set(self.login.get());
         settings.set_core_filter(self.core_filter());
         settings.membarrier.store(self.membarrier.load(Ordering::Relaxed), Ordering::Relaxed);
         settings

@@ -7,6 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::{Process, Thread};
 use crate::base::sched::RunState;
 use crate::base::time::{TimeVal, now_ns};
+use crate::base::transfers::{Totals, Transfers};
 use crate::base::user::UserPtr;
 use crate::mm::Mm;
 use crate::process::current;
@@ -187,4 +188,34 @@ pub fn times(buffer: u64) -> Result<u64> {
         UserPtr::<[u64; 4]>::new(buffer).write(&ticks)?;
     }
     Ok(now_ns() / TICK_NS)
+}
+
+impl Thread {
+    /// Counts a call of the running thread, which this is, that reads.
+    #[inline(always)]
+    pub fn reads(&self, transfer: impl FnOnce() -> Result<u64>) -> Result<u64> {
+        let result = transfer();
+        self.transfers.read.note(&result);
+        result
+    }
+
+    /// The same of one that writes.
+    #[inline(always)]
+    pub fn writes(&self, transfer: impl FnOnce() -> Result<u64>) -> Result<u64> {
+        let result = transfer();
+        self.transfers.written.note(&result);
+        result
+    }
+}
+
+impl Process {
+    /// What all its threads have moved, past ones included, and children that were waited for.
+    pub fn transfers(&self) -> Totals {
+        let all = Transfers::default();
+        all.add(self.past_transfers.totals());
+        for thread in self.threads.lock().iter() {
+            all.add(thread.transfers.totals());
+        }
+        all.totals()
+    }
 }

@@ -1,4 +1,4 @@
-//! The address space of a process: maps, smaps, smaps_rollup (proc(5)).
+//! The address space of a process: maps, smaps, smaps_rollup, numa_maps (proc(5)).
 //!
 //! A process may have tens of thousands of areas, so the texts are made piece by piece: the
 //! position of a piece is the address from which it tells. They are about the address space that
@@ -7,6 +7,7 @@
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 
@@ -57,7 +58,7 @@ fn areas_from(mm: &Mm, address: u64, with_pages: bool) -> Vec<Area> {
 }
 
 /// Tells about one area.
-type ShowArea = fn(&Area, &mut Text);
+type ShowArea = fn(&Subject, &Area, &mut Text);
 
 /// A file about all areas, in order.
 struct Areas {
@@ -76,6 +77,11 @@ fn areas(subject: Subject, show: ShowArea, with_pages: bool) -> Result<Box<dyn C
 /// Binds maps.
 pub(super) fn maps(subject: Subject) -> Result<Box<dyn Content>> {
     areas(subject, map, false)
+}
+
+/// Binds numa_maps.
+pub(super) fn numa_maps(subject: Subject) -> Result<Box<dyn Content>> {
+    areas(subject, numa_map, true)
 }
 
 /// Binds smaps.
@@ -98,7 +104,7 @@ impl Content for Areas {
         let Some(mm) = self.space.upgrade() else { return Ok(None) };
         let areas = areas_from(&mm, position, self.with_pages);
         for area in &areas {
-            (self.show)(area, out);
+            (self.show)(&self.subject, area, out);
             if out.0.len() >= PIECE_BYTES {
                 return Ok(Some(area.vma.end));
             }
@@ -194,7 +200,7 @@ fn name_of(vma: &Vma) -> Option<Vec<u8>> {
 }
 
 /// A line of maps.
-pub(super) fn map(area: &Area, out: &mut Text) {
+fn map(_: &Subject, area: &Area, out: &mut Text) {
     put_header(out, area);
 }
 
@@ -211,6 +217,10 @@ struct Sums {
     private_clean: u64,
     private_dirty: u64,
     anonymous: u64,
+    /// Used since somebody asked to forget it (clear_refs).
+    referenced: u64,
+    /// Most address spaces that have one of the pages.
+    mappers_max: u32,
     /// In huge pages, anonymous and of files in memory.
     huge: [u64; 2],
     locked: u64,
@@ -237,6 +247,8 @@ impl Sums {
         self.proportional += share;
         self.proportional_dirty += if is_dirty { share } else { 0 };
         self.anonymous += if is_anonymous { PAGE } else { 0 };
+        self.referenced += if page.is_used { PAGE } else { 0 };
+        self.mappers_max = self.mappers_max.max(mappers);
         self.huge[usize::from(!is_anonymous)] += if page.is_huge { PAGE } else { 0 };
         self.locked += if vma.flags.contains(VmaFlags::LOCKED) { share } else { 0 };
         *match (mappers > 1, is_dirty) {
@@ -257,6 +269,8 @@ impl Sums {
         self.private_clean += other.private_clean;
         self.private_dirty += other.private_dirty;
         self.anonymous += other.anonymous;
+        self.referenced += other.referenced;
+        self.mappers_max = self.mappers_max.max(other.mappers_max);
         self.huge[0] += other.huge[0];
         self.huge[1] += other.huge[1];
         self.locked += other.locked;
@@ -273,7 +287,7 @@ impl Sums {
             ("Shared_Dirty", self.shared_dirty),
             ("Private_Clean", self.private_clean),
             ("Private_Dirty", self.private_dirty),
-            ("Referenced", self.resident),
+            ("Referenced", self.referenced),
             ("Anonymous", self.anonymous),
             ("KSM", 0),
             ("LazyFree", 0),
@@ -294,8 +308,73 @@ fn put_kilobytes(out: &mut Text, name: &str, bytes: u64) {
     out.amount(name, bytes / 1024, " kB");
 }
 
+/// The line of numa_maps for one area (numa(7)): there is one node, on which everything is. Which
+/// pages are active is not kept.
+fn numa_map(subject: &Subject, area: &Area, out: &mut Text) {
+    let (vma, sums) = (&area.vma, &area.sums);
+    write!(out, "{:08x} ", area.start);
+    put_policy(subject, out);
+    match (file_of(vma), vma.name) {
+        (Some(file), _) => {
+            out.bytes(b" file=");
+            put_escaped(out, &fds::file_text(file));
+        }
+        (None, Some("[heap]")) => out.bytes(b" heap"),
+        (None, Some("[stack]")) => out.bytes(b" stack"),
+        _ => {}
+    }
+    let (page_size, pages, anonymous, dirty) = if vma.is_hugetlb() {
+        out.bytes(b" huge");
+        let pages = (sums.hugetlb[0] + sums.hugetlb[1]) / HUGE_PAGE;
+        (HUGE_PAGE, pages, if vma.shared { 0 } else { pages }, pages)
+    } else {
+        let dirty = (sums.shared_dirty + sums.private_dirty) / PAGE;
+        (PAGE, sums.resident / PAGE, sums.anonymous / PAGE, dirty)
+    };
+    let put = |out: &mut Text, name: &str, value: u64, is_told: bool| {
+        if is_told {
+            out.named(name, value);
+        }
+    };
+    put(out, " anon=", anonymous, anonymous > 0);
+    put(out, " dirty=", dirty, dirty > 0);
+    put(out, " mapped=", pages, pages != anonymous && pages != dirty);
+    put(out, " mapmax=", sums.mappers_max.into(), sums.mappers_max > 1);
+    put(out, " N0=", pages, pages > 0);
+    put(out, " kernelpagesize_kB=", page_size / 1024, pages > 0);
+    out.bytes(b"\n");
+}
+
+/// The process's policy (set_mempolicy(2)), as it is written: what is set for an area alone is not
+/// kept. The mode may have flags; with nodes it has the one there is.
+fn put_policy(subject: &Subject, out: &mut Text) {
+    let policy = subject.process.settings.memory_policy.load(Ordering::Relaxed);
+    out.bytes(match policy & 0x1fff {
+        0 => b"default",
+        1 => b"prefer",
+        2 => b"bind",
+        3 => b"interleave",
+        4 => b"local",
+        5 => b"prefer (many)",
+        _ => b"weighted interleave",
+    });
+    let flags: [(u64, &[u8]); 2] = [(1 << 15, b"=static"), (1 << 14, b"=relative")];
+    flags.iter().filter(|(flag, _)| policy & flag != 0).for_each(|(_, name)| out.bytes(name));
+    out.bytes(if policy >> 32 != 0 { b":0" } else { b"" });
+}
+
+/// A path, with what ends a word in its line as octal numbers.
+fn put_escaped(out: &mut Text, path: &[u8]) {
+    for &byte in path {
+        match byte {
+            b'\n' | b'\t' | b' ' | b'=' => write!(out, "\\{byte:03o}"),
+            _ => out.bytes(&[byte]),
+        }
+    }
+}
+
 /// The lines of smaps for one area.
-pub(super) fn smap(area: &Area, out: &mut Text) {
+fn smap(_: &Subject, area: &Area, out: &mut Text) {
     put_header(out, area);
     let vma = &area.vma;
     let page_size = if vma.is_hugetlb() { HUGE_PAGE } else { PAGE };

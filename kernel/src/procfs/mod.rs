@@ -2,7 +2,8 @@
 //! programs take apart, so spaces and tabs are where they expect them.
 //!
 //! Reading order: this file (the top directory), `system` and `cpuinfo` (the machine), `sysctl`
-//! (/proc/sys), `process` (/proc/PID), then what it shows: `status`, `maps`, `fds`, `mounts`.
+//! (/proc/sys), `process` (/proc/PID), then what it shows: `status`, `maps`, `fds`, `mounts`,
+//! `blocked`, `login`; `clear_refs` is only written.
 //! Neighbour: [`crate::fs::pseudo`], on which all of it is built.
 
 use alloc::boxed::Box;
@@ -18,10 +19,13 @@ use crate::process::current;
 use crate::process::{self, Pid};
 use crate::vfs::{DirEntry, FileType};
 
+mod blocked;
+mod clear_refs;
 mod cpuinfo;
 mod fds;
 mod interrupts;
 mod limen;
+mod login;
 mod map_files;
 mod maps;
 mod memory;

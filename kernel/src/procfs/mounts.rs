@@ -1,4 +1,5 @@
-//! What is mounted, as the process with its root directory sees it: mounts and mountinfo (proc(5)).
+//! What is mounted, as the process with its root directory sees it: mounts, mountinfo,
+//! mountstats (proc(5)).
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -99,6 +100,16 @@ pub(super) fn mounts(visible: Vec<(Arc<Mount>, Vec<u8>)>, out: &mut Text) {
         put_flags(out, mount.flags());
         out.bytes(&mount.file_system().options());
         out.bytes(b" 0 0\n");
+    }
+}
+
+pub(super) fn mountstats(visible: Vec<(Arc<Mount>, Vec<u8>)>, out: &mut Text) {
+    for (mount, path) in visible {
+        out.bytes(b"device ");
+        put_path(out, mount.source());
+        out.bytes(b" mounted on ");
+        put_path(out, &path);
+        writeln!(out, " with fstype {}", mount.file_system().name());
     }
 }
 

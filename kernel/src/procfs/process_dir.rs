@@ -16,7 +16,10 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 
-use super::{fds, gone, map_files, maps, memory, mounts, net, pagemap, parse_id, status};
+use super::{
+    blocked, clear_refs, fds, gone, login, map_files, maps, memory, mounts, net, pagemap, parse_id,
+    status,
+};
 use crate::fs::pseudo::{
     Body, Content, Listing, PseudoInode, StaticListing, Target, Text, parse_number,
 };
@@ -140,8 +143,10 @@ static ENTRIES: &[Row] = &[
     ("auxv",          0o400, Node::Space(status::auxv)),
     ("cgroup",        0o444, Node::Now(cgroup)),
     ("children",      0o444, Node::Now(status::children)),
+    ("clear_refs",    0o200, Node::Setting(|_, _| clear_refs::show(), clear_refs::store)),
     ("cmdline",       0o444, Node::Now(status::cmdline)),
     ("comm",          0o644, Node::Line(status::comm, set_comm)),
+    ("cpuset",        0o444, Node::Now(cpuset)),
     ("cwd",           0o777, Node::Link(fds::cwd)),
     ("environ",       0o400, Node::Space(status::environ)),
     ("exe",           0o777, Node::Link(fds::exe)),
@@ -149,14 +154,19 @@ static ENTRIES: &[Row] = &[
     ("fdinfo",        0o555, Node::Directory(fds::info_directory)),
     ("gid_map",       0o644, Node::Bound(|_| Ok(Box::new(IdMap)))),
     ("io",            0o400, Node::Inspected(Ids::File, Errno::EACCES, status::io)),
+    ("ksm_merging_pages", 0o400, Node::Now(merging_pages)),
+    ("ksm_stat",      0o400, Node::Now(merging)),
     ("limits",        0o444, Node::Now(status::limits)),
+    ("loginuid",      0o644, Node::Setting(login::uid, login::set_uid)),
     ("map_files",     0o500, Node::Directory(map_files::directory)),
     ("maps",          0o444, Node::Space(maps::maps)),
     ("mem",           0o600, Node::Memory(memory::open)),
     ("mountinfo",     0o444, Node::Bound(|subject| mounts::open(&subject, mounts::mountinfo))),
     ("mounts",        0o444, Node::Bound(|subject| mounts::open(&subject, mounts::mounts))),
+    ("mountstats",    0o400, Node::Bound(|subject| mounts::open(&subject, mounts::mountstats))),
     ("net",           0o555, Node::Directory(|_| Box::new(StaticListing(net::TABLE)))),
     ("ns",            0o511, Node::Directory(namespaces)),
+    ("numa_maps",     0o444, Node::Space(maps::numa_maps)),
     ("oom_adj",       0o644, Node::Setting(oom_adj, set_oom_adj)),
     ("oom_score",     0o444, Node::Now(oom_score)),
     ("coredump_filter", 0o644, Node::Setting(core_filter, set_core_filter)),
@@ -168,13 +178,18 @@ static ENTRIES: &[Row] = &[
     ("root",          0o777, Node::Link(fds::root)),
     ("sched",         0o644, Node::Now(status::sched)),
     ("schedstat",     0o444, Node::Now(status::schedstat)),
+    ("sessionid",     0o444, Node::Now(login::session)),
     ("setgroups",     0o644, Node::Bound(|_| Ok(Box::new(GroupsRule)))),
     ("smaps",         0o444, Node::Space(maps::smaps)),
     ("smaps_rollup",  0o444, Node::Space(maps::rollup)),
+    ("stack",         0o400, Node::Inspected(Ids::FileToAttach, Errno::EPERM, blocked::stack)),
     ("stat",          0o444, Node::Now(status::stat)),
     ("statm",         0o444, Node::Now(status::statm)),
     ("status",        0o444, Node::Now(status::status)),
+    ("syscall",       0o400, Node::Inspected(Ids::FileToAttach, Errno::EPERM, blocked::syscall)),
     ("task",          0o555, Node::Directory(tasks)),
+    ("timens_offsets", 0o644, Node::Line(clock_offsets, set_clock_offsets)),
+    ("timers",        0o444, Node::Now(status::timers)),
     ("uid_map",       0o644, Node::Bound(|_| Ok(Box::new(IdMap)))),
     ("wchan",         0o444, Node::Now(wchan)),
 ];
@@ -290,10 +305,12 @@ pub(super) fn object(
 struct Entries(Subject, &'static [Row]);
 
 impl Entries {
-    /// Processes have threads, threads have the children that they made.
+    /// Processes have threads, and much that all of those have in common; threads have the children
+    /// that they made.
     fn shows(&self, name: &str) -> bool {
         match name {
-            "task" => self.0.thread.is_none(),
+            "coredump_filter" | "map_files" | "mountstats" | "task" | "timens_offsets"
+            | "timers" | "timerslack_ns" => self.0.thread.is_none(),
             "children" => self.0.thread.is_some(),
             _ => true,
         }
@@ -557,6 +574,41 @@ impl Listing for Namespaces {
 fn cgroup(_: &Subject, out: &mut Text) -> Result<()> {
     out.bytes(b"0::/\n");
     Ok(())
+}
+
+fn cpuset(_: &Subject, out: &mut Text) -> Result<()> {
+    out.bytes(b"/\n");
+    Ok(())
+}
+
+/// Equal pages are never merged.
+fn merging_pages(subject: &Subject, out: &mut Text) -> Result<()> {
+    out.bytes(if subject.process.mm().is_ok() { b"0\n" } else { b"" });
+    Ok(())
+}
+
+fn merging(subject: &Subject, out: &mut Text) -> Result<()> {
+    if subject.process.mm().is_ok() {
+        let names = ["rmap_items", "zero_pages", "merging_pages", "process_profit"];
+        names.iter().for_each(|name| writeln!(out, "ksm_{name} 0"));
+    }
+    Ok(())
+}
+
+/// The one name space of clocks, which begin where those of the machine do (time_namespaces(7)).
+fn clock_offsets(subject: &Subject, out: &mut Text) -> Result<()> {
+    if subject.main_thread().is_some() {
+        ["monotonic", "boottime"]
+            .iter()
+            .for_each(|name| writeln!(out, "{name:<10} {0:10} {0:9}", 0));
+    }
+    Ok(())
+}
+
+/// There are processes in it: it stays as it is.
+fn set_clock_offsets(_: &Subject, _: &[u8]) -> Result<()> {
+    let may = current().subject().capable(Capability::SysTime);
+    Err(if may { Errno::EACCES } else { Errno::EPERM })
 }
 
 fn wchan(_: &Subject, out: &mut Text) -> Result<()> {

@@ -5,7 +5,7 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use abi::Result;
+use abi::{Result, general as raw};
 
 use super::process_dir::Subject;
 use super::system::{KB_PER_PAGE, NS_PER_TICK};
@@ -18,6 +18,7 @@ use crate::mm::{Backing, Mm, PAGE, Vma};
 use crate::process::ExitState;
 use crate::process::Program;
 use crate::process::ptrace::access::{Ids, may_access};
+use crate::process::timers::posix;
 use crate::process::{Process, Thread};
 use crate::security::{Resource, UNLIMITED};
 
@@ -468,6 +469,31 @@ pub(super) fn io(subject: &Subject, out: &mut Text) -> Result<()> {
     writeln!(out, "syscr: {}", totals.read_calls);
     writeln!(out, "syscw: {}", totals.write_calls);
     out.bytes(b"read_bytes: 0\nwrite_bytes: 0\ncancelled_write_bytes: 0\n");
+    Ok(())
+}
+
+/// The CPU clocks of a process and of a thread to themselves, as clock_getcpuclockid(3) makes ids:
+/// the complement of id 0, and what is counted.
+const OWN_PROCESS: i32 = !0 << 3 | 2;
+const OWN_THREAD: i32 = !0 << 3 | 6;
+
+/// The POSIX timers (proc_pid_timers(5)).
+pub(super) fn timers(subject: &Subject, out: &mut Text) -> Result<()> {
+    for (timer, signal, tid) in posix::shown(&subject.process) {
+        let how = match timer.notify & !raw::SIGEV_THREAD_ID {
+            raw::SIGEV_NONE => "none",
+            raw::SIGEV_THREAD => "thread",
+            _ => "signal",
+        };
+        let clock = match timer.clock as u32 {
+            raw::CLOCK_PROCESS_CPUTIME_ID => OWN_PROCESS,
+            raw::CLOCK_THREAD_CPUTIME_ID => OWN_THREAD,
+            _ => timer.clock,
+        };
+        let (whom, id) = tid.map_or(("pid", subject.process.pid), |tid| ("tid", tid));
+        writeln!(out, "ID: {}\nsignal: {signal}/{:016x}", timer.id, timer.value);
+        writeln!(out, "notify: {how}/{whom}.{id}\nClockID: {clock}");
+    }
     Ok(())
 }
 

@@ -10,6 +10,7 @@ pub mod credentials;
 pub mod hooks;
 pub mod landlock;
 pub mod limits;
+pub mod login;
 #[cfg(feature = "hooks-probe")]
 pub mod probe;
 pub mod profile;
@@ -19,4 +20,5 @@ pub mod subject_hooks;
 pub use capable::{ALL_CAPABILITIES, Capability, CapabilitySet, capable, check_io_priority};
 pub use credentials::Credentials;
 pub use limits::{Limit, Limits, Resource, UNLIMITED};
+pub use login::Login;
 pub use subject::Subject;

@@ -83,6 +83,8 @@ pub struct Page {
     pub frame: u32,
     /// Whether it is part of a large page.
     pub is_huge: bool,
+    /// Whether it was used since [`PageTable::forget_use`].
+    pub is_used: bool,
 }
 
 impl Page {
@@ -92,7 +94,10 @@ impl Page {
             Some(first) if is_huge => frame::references_in_huge(first, pfn),
             _ => frame::references(pfn),
         };
-        Page { address, prot: entry.prot(), kind: entry.kind(), refs, frame: pfn, is_huge }
+        // What the program can not reach keeps no note of it.
+        let is_used = !entry.is_present() || entry.has(PteFlags::ACCESSED);
+        let (prot, kind) = (entry.prot(), entry.kind());
+        Page { address, prot, kind, refs, frame: pfn, is_huge, is_used }
     }
 
     /// A large page as one. Which parts of it are shared would take long to find out: those that
@@ -617,6 +622,20 @@ impl PageTable {
     /// Makes every CPU forget all translations of this space.
     pub fn flush(&self) {
         self.space.flush(0, u64::MAX >> PAGE_SHIFT);
+    }
+
+    /// Pages in `[start, end)` count as not used from now on, after [`PageTable::flush`]: the CPU
+    /// notes the use of those alone of which it has no translation. A page whose rights change
+    /// counts as used.
+    pub fn forget_use(&mut self, start: u64, end: u64) {
+        let mut each = EachLeaf(|_, slot: Slot| {
+            let entry = slot.get();
+            // A note that the CPU makes between these two is lost; nothing else of it is.
+            if entry.is_present() && entry.has(PteFlags::ACCESSED) {
+                slot.set(entry.without(PteFlags::ACCESSED));
+            }
+        });
+        self.tree().visit(user_range(start, end), &mut each);
     }
 
     /// Calls `f` with the parts of `[start, end)` that are mapped, page by page or by large ones.

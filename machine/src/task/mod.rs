@@ -270,9 +270,31 @@ impl Task {
         self.on_cpu.load(Ordering::Acquire)
     }
 
+    /// A copy of the registers with which the program entered the kernel, of the task that runs
+    /// this code or one that no CPU runs. None while another CPU has the task, and without a
+    /// program. A CPU that wants to run the task meanwhile waits, or takes another one.
+    pub fn entry_registers(&self) -> Option<PtRegs> {
+        self.user.as_ref()?;
+        if core::ptr::eq(self, running()) {
+            return Some(self.copy_user_regs());
+        }
+        let _irq = crate::cpu::sync::IrqGuard::new();
+        self.on_cpu.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        let regs = self.copy_user_regs();
+        self.on_cpu.store(false, Ordering::Release);
+        Some(regs)
+    }
+
+    /// Only for the running task, or while `on_cpu` is the caller's.
+    fn copy_user_regs(&self) -> PtRegs {
+        // SAFETY: the program entered the kernel, or will start, through the frame at the top of
+        // the stack. Only code of this very thread changes it, which is this code or does not run.
+        // Words are copied, and no reference to the frame is made: the call holds one.
+        unsafe { self.user_regs().read_volatile() }
+    }
+
     /// The saved registers of the program, at the top of its kernel stack. Only for the task that
     /// runs, or one the caller knows to be stopped inside the kernel.
-    #[cfg(feature = "ktest")]
     fn user_regs(&self) -> *mut PtRegs {
         (self.stack.top() - size_of::<PtRegs>() as u64) as *mut PtRegs
     }

@@ -25,13 +25,26 @@ pub(super) struct AlarmTimer {
     pub(super) clock: Clock,
     pub(super) notify: Notify,
     pub(super) signal: u32,
-    /// POSIX timers: id and value for siginfo. None: an interval timer, whose signal tells nothing.
-    pub(super) identity: Option<(u32, u64)>,
+    /// What makes it a POSIX timer. None: an interval timer, whose signal tells nothing.
+    pub(super) identity: Option<Identity>,
     pub(super) state: SpinLock<TimerState>,
     /// Overruns of the signal that was delivered last (timer_getoverrun(2)).
     pub(super) overruns: AtomicU32,
     /// How often it was set: no signal of an earlier setting is sent.
     pub(super) settings: AtomicU32,
+}
+
+/// What a POSIX timer is to its program.
+#[derive(Clone, Copy)]
+pub struct Identity {
+    /// Its id.
+    pub id: u32,
+    /// What its signal brings.
+    pub value: u64,
+    /// The number of its clock.
+    pub clock: i32,
+    /// How it tells of expiries (SIGEV_SIGNAL and its kin).
+    pub notify: u32,
 }
 
 #[derive(Default)]

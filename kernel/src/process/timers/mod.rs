@@ -30,7 +30,7 @@ pub mod interval;
 pub mod posix;
 
 use alarm::{AlarmTimer, Notify, TimerState};
-pub use alarm::{Setting, Timers};
+pub use alarm::{Identity, Setting, Timers};
 
 /// A periodic timer fires no more often than this, whatever its interval; what it misses are
 /// overruns.
@@ -41,7 +41,7 @@ impl AlarmTimer {
         clock: Clock,
         notify: Notify,
         signal: u32,
-        identity: Option<(u32, u64)>,
+        identity: Option<Identity>,
     ) -> Arc<AlarmTimer> {
         Arc::new_cyclic(|own| AlarmTimer {
             own: own.clone(),
@@ -106,7 +106,7 @@ impl AlarmTimer {
         if let Some(timer) = old.armed {
             timer.cancel();
         }
-        if let Some((id, _)) = self.identity
+        if let Some(Identity { id, .. }) = self.identity
             && old.has_expired
         {
             send::recall(process, |info| info.code == raw::SI_TIMER && info.timer_fields().0 == id);
@@ -148,7 +148,7 @@ impl AlarmTimer {
         let missed = expiry.missed.min(i32::MAX as u64) as u32;
         let info = match self.identity {
             None => SigInfo::kernel(self.signal),
-            Some((id, value)) => SigInfo::timer(self.signal, id, missed, value),
+            Some(Identity { id, value, .. }) => SigInfo::timer(self.signal, id, missed, value),
         };
         match &self.notify {
             Notify::Nobody => {}

@@ -1,18 +1,20 @@
 //! timer_create(2), timer_settime(2), timer_gettime(2), timer_getoverrun(2), timer_delete(2).
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{AlarmTimer, Notify, Setting, update_watch};
+use super::{AlarmTimer, Identity, Notify, Setting, update_watch};
 use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
 use crate::process::clock::Clock;
 use crate::process::current;
 use crate::process::find_thread;
 use crate::process::signal::LAST;
+use crate::process::{Pid, Process};
 use crate::security::Resource;
 
 /// `struct sigevent`.
@@ -69,6 +71,7 @@ fn notify_of(event: &SigEvent) -> Result<Notify> {
 /// timer_create(2).
 pub fn timer_create(clock: i32, event: UserPtr<SigEvent>, id_at: UserPtr<u32>) -> Result<u64> {
     let event = event.non_null().map(UserPtr::read).transpose()?;
+    let clock_id = clock;
     let clock = timer_clock(clock)?;
     let process = &current().process;
     let notify = match &event {
@@ -88,7 +91,9 @@ pub fn timer_create(clock: i32, event: UserPtr<SigEvent>, id_at: UserPtr<u32>) -
         timers.next_id = (id + 1) & i32::MAX as u32;
         let signal = event.map_or(raw::SIGALRM, |event| event.signal);
         let value = event.map_or(u64::from(id), |event| event.value);
-        let timer = AlarmTimer::new(clock, notify, signal, Some((id, value)));
+        let notify_by = event.map_or(raw::SIGEV_SIGNAL, |event| event.notify);
+        let identity = Identity { id, value, clock: clock_id, notify: notify_by };
+        let timer = AlarmTimer::new(clock, notify, signal, Some(identity));
         timers.posix.insert(id, timer);
         id
     };
@@ -104,6 +109,21 @@ fn find(id: u64) -> Result<Arc<AlarmTimer>> {
     let thread = current();
     let timers = thread.process.timers.lock();
     timers.posix.get(id as u32).cloned().ok_or(Errno::EINVAL)
+}
+
+/// The timers of a process, newest first: each with its signal and the thread that is told, if it
+/// is one; 0 if that has ended.
+pub fn shown(process: &Process) -> Vec<(Identity, u32, Option<Pid>)> {
+    let told = |timer: &AlarmTimer| match &timer.notify {
+        Notify::Thread(thread) => Some(thread.upgrade().map_or(0, |thread| thread.tid())),
+        _ => None,
+    };
+    let timers = process.timers.lock();
+    let each = timers.posix.values();
+    let mut shown: Vec<_> =
+        each.filter_map(|timer| Some((timer.identity?, timer.signal, told(timer)))).collect();
+    shown.reverse();
+    shown
 }
 
 /// timer_settime(2).

@@ -8,11 +8,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::Result;
 
-use super::{Process, Thread};
-
-/// Bytes and calls.
+/// Bytes and calls one way.
 #[derive(Default)]
-struct Direction {
+pub struct Direction {
     bytes: AtomicU64,
     calls: AtomicU64,
 }
@@ -20,8 +18,10 @@ struct Direction {
 /// See the module.
 #[derive(Default)]
 pub struct Transfers {
-    read: Direction,
-    written: Direction,
+    /// By calls that read.
+    pub read: Direction,
+    /// By calls that write.
+    pub written: Direction,
 }
 
 /// What was moved in all.
@@ -40,7 +40,7 @@ pub struct Totals {
 impl Direction {
     /// A call of the running thread, whose own this is, has ended: nobody else adds to it.
     #[inline(always)]
-    fn note(&self, result: &Result<u64>) {
+    pub fn note(&self, result: &Result<u64>) {
         let add = |to: &AtomicU64, more| {
             to.store(to.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
         };
@@ -69,35 +69,5 @@ impl Transfers {
         self.written.bytes.fetch_add(more.written, Ordering::Relaxed);
         self.read.calls.fetch_add(more.read_calls, Ordering::Relaxed);
         self.written.calls.fetch_add(more.write_calls, Ordering::Relaxed);
-    }
-}
-
-impl Thread {
-    /// Counts a call of the running thread, which this is, that reads.
-    #[inline(always)]
-    pub fn reads(&self, transfer: impl FnOnce() -> Result<u64>) -> Result<u64> {
-        let result = transfer();
-        self.transfers.read.note(&result);
-        result
-    }
-
-    /// The same of one that writes.
-    #[inline(always)]
-    pub fn writes(&self, transfer: impl FnOnce() -> Result<u64>) -> Result<u64> {
-        let result = transfer();
-        self.transfers.written.note(&result);
-        result
-    }
-}
-
-impl Process {
-    /// What all its threads have moved, past ones included, and children that were waited for.
-    pub fn transfers(&self) -> Totals {
-        let all = Transfers::default();
-        all.add(self.past_transfers.totals());
-        for thread in self.threads.lock().iter() {
-            all.add(thread.transfers.totals());
-        }
-        all.totals()
     }
 }
