@@ -14,6 +14,7 @@ mod capabilities;
 mod channels;
 mod child;
 mod core;
+mod cpus;
 mod datagrams;
 mod differ;
 mod dispatch;
@@ -118,6 +119,7 @@ const SUBJECTS: &[&[Test]] = &[
     errors::TESTS,
     procfs::TESTS,
     proc_state::TESTS,
+    cpus::TESTS,
     addresses::TESTS,
     agree::TESTS,
     aio::TESTS,

@@ -1,8 +1,10 @@
 //! /proc/cpuinfo: what CPUID says, in the words of proc(5).
 
 use abi::Result;
-use machine::cpu::{cpu_count, cpuid, features};
+use machine::cpu::{apic_id, cpu_count, cpuid, features};
 
+use super::caches::{Cache, caches, has_leaf, is_amd};
+use super::cpus::Shape;
 use crate::fs::pseudo::Text;
 
 /// Names of the feature bits of one CPUID register, lowest bit first; empty where a bit has none.
@@ -81,11 +83,6 @@ const WORDS: &[Word] = &[
     },
 ];
 
-/// Largest leaf of the range that `leaf` is in.
-fn has_leaf(leaf: u32) -> bool {
-    cpuid(leaf & 0x8000_0000, 0)[0] >= leaf
-}
-
 /// Calls `use_name` for each feature, in the order of Linux's list. Features of the vector state
 /// count only if this kernel saves that state, PCIDs if it uses them.
 fn each_flag(mut use_name: impl FnMut(&str)) {
@@ -140,22 +137,12 @@ fn put_model_name(out: &mut Text) {
     out.bytes(b"\n");
 }
 
-/// The size of the largest cache, KiB, if the CPU tells it: as leaf 4 lists them, or of the second
-/// level as leaf 0x80000006 has it (APM 3, E.4.5), which is what Linux shows of AMD's.
-fn cache_kib() -> Option<u32> {
-    let [_, b, _, _] = cpuid(0, 0);
-    let is_intel = b == u32::from_le_bytes(*b"Genu");
-    if !is_intel {
-        let kib = if has_leaf(0x8000_0006) { cpuid(0x8000_0006, 0)[2] >> 16 } else { 0 };
-        return (kib != 0).then_some(kib);
-    }
-    /// More kinds of caches than any CPU has.
-    const CACHES_MAX: u32 = 8;
-    let sizes = (0..CACHES_MAX).map(|index| cpuid(4, index)).take_while(|[a, ..]| a & 0x1f != 0);
-    let bytes = |[_, b, c, _]: [u32; 4]| {
-        ((b >> 22) + 1) * ((b >> 12 & 0x3ff) + 1) * ((b & 0xfff) + 1) * (c + 1)
-    };
-    sizes.map(bytes).max().filter(|_| has_leaf(4)).map(|bytes| bytes / 1024)
+/// The size of the largest cache, KiB, if the CPU tells it; of AMD's the second level's, which is
+/// what Linux shows.
+fn cache_kib(shape: &Shape) -> Option<u32> {
+    let all = caches(shape.thread_bits, shape.package_bits);
+    let shown = all.iter().filter(|cache| !is_amd() || cache.level == 2);
+    shown.map(Cache::kib).max()
 }
 
 pub(super) fn show(out: &mut Text) -> Result<()> {
@@ -163,6 +150,8 @@ pub(super) fn show(out: &mut Text) -> Result<()> {
     let [_, b, c, d] = cpuid(0, 0);
     let (family, model, stepping) = signature();
     let count = cpu_count();
+    let shape = Shape::new();
+    let cache_kib = cache_kib(&shape);
     let khz = machine::time::tsc_hz() / 1000;
     let line = (cpuid(1, 0)[1] >> 8 & 0xff) * 8;
     // Four levels of page tables, whatever the CPU could do.
@@ -173,11 +162,14 @@ pub(super) fn show(out: &mut Text) -> Result<()> {
         writeln!(out, "\ncpu family\t: {family}\nmodel\t\t: {model}");
         put_model_name(out);
         writeln!(out, "stepping\t: {stepping}\ncpu MHz\t\t: {}.{:03}", khz / 1000, khz % 1000);
-        if let Some(kib) = cache_kib() {
+        if let Some(kib) = cache_kib {
             writeln!(out, "cache size\t: {kib} KB");
         }
-        writeln!(out, "physical id\t: 0\nsiblings\t: {count}\ncore id\t\t: {cpu}");
-        writeln!(out, "cpu cores\t: {count}\napicid\t\t: {cpu}\ninitial apicid\t: {cpu}");
+        let (id, cores) = (apic_id(cpu), shape.cores(apic_id(cpu)));
+        let siblings = Shape::sharers(id, shape.package_bits).count_ones();
+        writeln!(out, "physical id\t: {}\nsiblings\t: {siblings}", shape.package(id));
+        writeln!(out, "core id\t\t: {}\ncpu cores\t: {cores}", shape.core(id));
+        writeln!(out, "apicid\t\t: {id}\ninitial apicid\t: {id}");
         writeln!(out, "fpu\t\t: yes\nfpu_exception\t: yes\ncpuid level\t: {max_leaf}\nwp\t\t: yes");
         out.bytes(b"flags\t\t:");
         each_flag(|name| write!(out, " {name}"));

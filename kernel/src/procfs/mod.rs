@@ -20,8 +20,10 @@ use crate::process::{self, Pid};
 use crate::vfs::{DirEntry, FileType};
 
 mod blocked;
+mod caches;
 mod clear_refs;
 mod cpuinfo;
+mod cpus;
 mod fds;
 mod interrupts;
 mod limen;

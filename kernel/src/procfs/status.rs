@@ -375,7 +375,9 @@ fn put_capabilities(subject: &Subject, out: &mut Text) {
 fn put_affinity(affinity: u32, out: &mut Text) {
     let count = machine::cpu::cpu_count();
     let mask = affinity & (u32::MAX >> (32 - count.min(32)));
-    write!(out, "Cpus_allowed:\t{mask:x}\nCpus_allowed_list:\t");
+    out.bytes(b"Cpus_allowed:\t");
+    crate::procfs::sysfs::put_cpu_mask(out, mask);
+    out.bytes(b"\nCpus_allowed_list:\t");
     crate::procfs::sysfs::put_cpu_list(out, mask);
     out.bytes(b"\nMems_allowed:\t1\nMems_allowed_list:\t0\n");
 }

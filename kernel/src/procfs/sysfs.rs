@@ -7,24 +7,21 @@
 use alloc::boxed::Box;
 use alloc::string::ToString;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
 use machine::cpu::{MAX_CPUS, cpu_count};
 use machine::memory::HUGE_PAGE;
 
+use super::cpus;
 use super::sysctl::pool_setting;
-use crate::fs::pseudo::{
-    Body, Content, Listing, PseudoFs, PseudoInode, Static, StaticListing, Text, parse_number,
-};
+use crate::fs::pseudo::{PseudoFs, Static, StaticListing, Text, parse_number};
 use crate::khugepaged;
 use crate::mm::{PAGE, huge, hugetlb};
 use crate::net::inet::interface;
 use crate::process::current;
 use crate::security::{self, Capability};
 use crate::vfs::page_cache;
-use crate::vfs::{DirEntry, FileType};
 
 /// SYSFS_MAGIC (statfs(2)).
 const MAGIC: u64 = 0x6265_6572;
@@ -89,7 +86,7 @@ static SYSTEM: &[(&str, Static)] = &[
             ]),
         )]),
     ),
-    ("cpu", Static::Dynamic(|| Box::new(Cpus))),
+    ("cpu", Static::Dynamic(cpus::directory)),
     (
         "node",
         Static::Directory(&[
@@ -252,7 +249,7 @@ fn set_tally(data: &[u8]) -> Result<()> {
 }
 
 /// Files of the directory of all CPUs.
-static CPUS: &[(&str, Static)] = &[
+pub(super) static CPUS: &[(&str, Static)] = &[
     ("isolated", Static::File(|out| list(out, machine::context::isolation().isolated))),
     ("kernel_max", Static::File(|out| line(out, &(MAX_CPUS - 1).to_string()))),
     ("nohz_full", Static::File(nohz_full)),
@@ -260,6 +257,7 @@ static CPUS: &[(&str, Static)] = &[
     ("online", Static::File(online)),
     ("possible", Static::File(online)),
     ("present", Static::File(online)),
+    ("smt", Static::Directory(SMT)),
     (
         "vulnerabilities",
         Static::Directory(&[
@@ -283,6 +281,15 @@ static CPUS: &[(&str, Static)] = &[
             ("tsx_async_abort", Static::File(|out| vulnerability(out, 17))),
             ("vmscape", Static::File(|out| vulnerability(out, 18))),
         ]),
+    ),
+];
+
+/// Whether cores have several threads that run: nothing switches it.
+static SMT: &[(&str, Static)] = &[
+    ("active", Static::File(|out| line(out, if cpus::has_siblings() { "1" } else { "0" }))),
+    (
+        "control",
+        Static::File(|out| line(out, if cpus::has_siblings() { "on" } else { "notsupported" })),
     ),
 ];
 
@@ -372,8 +379,14 @@ fn nohz_full(out: &mut Text) -> Result<()> {
 }
 
 fn map_of_all(out: &mut Text) -> Result<()> {
-    writeln!(out, "{:x}", mask_of_all());
+    put_cpu_mask(out, mask_of_all());
+    out.bytes(b"\n");
     Ok(())
+}
+
+/// A set of CPUs as a hexadecimal number, with a digit for each four CPUs there are.
+pub fn put_cpu_mask(out: &mut Text, mask: u32) {
+    out.hex(mask.into(), cpu_count().div_ceil(4));
 }
 
 fn node_memory(out: &mut Text) -> Result<()> {
@@ -384,128 +397,4 @@ fn node_memory(out: &mut Text) -> Result<()> {
         writeln!(out, "Node 0 {name}:{:>width$} kB", pages * 4);
     }
     Ok(())
-}
-
-/// /sys/devices/system/cpu: the table, and a directory for each CPU.
-struct Cpus;
-
-impl Listing for Cpus {
-    fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
-        let cpu = (0..cpu_count()).find(|cpu| name == cpu_name(*cpu));
-        match cpu {
-            Some(cpu) => Ok(child(directory, name, Body::Directory(Box::new(Cpu(cpu))))),
-            None => StaticListing(CPUS).lookup(directory, name),
-        }
-    }
-
-    fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
-        let count = cpu_count() as u64;
-        let mut found: Vec<DirEntry> = (from..count)
-            .take(max)
-            .map(|cpu| entry(directory, cpu_name(cpu as usize), FileType::Directory, cpu + 1))
-            .collect();
-        let rest = from.saturating_sub(count);
-        for mut entry in StaticListing(CPUS).list(directory, rest, max - found.len())? {
-            entry.next += count;
-            found.push(entry);
-        }
-        Ok(found)
-    }
-}
-
-fn cpu_name(cpu: usize) -> Vec<u8> {
-    alloc::format!("cpu{cpu}").into_bytes()
-}
-
-fn child(directory: &PseudoInode, name: &[u8], body: Body) -> Arc<PseudoInode> {
-    let mode = if matches!(body, Body::Directory(_)) { 0o555 } else { 0o444 };
-    PseudoInode::new(directory.fs(), directory.child_number(name), mode, (0, 0), body)
-}
-
-fn entry(directory: &PseudoInode, name: Vec<u8>, file_type: FileType, next: u64) -> DirEntry {
-    DirEntry { inode: directory.child_number(&name), name: name.into(), file_type, next }
-}
-
-/// The directory of one CPU.
-struct Cpu(usize);
-
-impl Listing for Cpu {
-    fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
-        match name {
-            b"topology" => Ok(child(directory, name, Body::Directory(Box::new(Topology(self.0))))),
-            _ => Err(Errno::ENOENT),
-        }
-    }
-
-    fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
-        let only = || entry(directory, b"topology".to_vec(), FileType::Directory, 1);
-        Ok(if from == 0 && max > 0 { Vec::from([only()]) } else { Vec::new() })
-    }
-}
-
-/// Where a CPU sits. The machine has one package with one thread on each core.
-struct Topology(usize);
-
-/// Makes the text of a topology file of a CPU.
-type TopologyShow = fn(usize, &mut Text);
-
-static TOPOLOGY: &[(&str, TopologyShow)] = &[
-    ("core_cpus", put_own_mask),
-    ("core_cpus_list", put_own),
-    ("core_id", put_own),
-    ("core_siblings", put_all_mask),
-    ("core_siblings_list", put_all),
-    ("die_id", put_zero),
-    ("package_cpus", put_all_mask),
-    ("package_cpus_list", put_all),
-    ("physical_package_id", put_zero),
-    ("thread_siblings", put_own_mask),
-    ("thread_siblings_list", put_own),
-];
-
-fn put_own(cpu: usize, out: &mut Text) {
-    writeln!(out, "{cpu}");
-}
-
-fn put_own_mask(cpu: usize, out: &mut Text) {
-    writeln!(out, "{:x}", 1u32 << (cpu % 32));
-}
-
-fn put_all(_: usize, out: &mut Text) {
-    put_cpu_list(out, mask_of_all());
-    out.bytes(b"\n");
-}
-
-fn put_all_mask(_: usize, out: &mut Text) {
-    writeln!(out, "{:x}", mask_of_all());
-}
-
-fn put_zero(_: usize, out: &mut Text) {
-    out.bytes(b"0\n");
-}
-
-struct TopologyFile(usize, TopologyShow);
-
-impl Content for TopologyFile {
-    fn generate(&self, out: &mut Text) -> Result<()> {
-        (self.1)(self.0, out);
-        Ok(())
-    }
-}
-
-impl Listing for Topology {
-    fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
-        let found = TOPOLOGY.iter().find(|(known, _)| known.as_bytes() == name);
-        let (_, show) = found.ok_or(Errno::ENOENT)?;
-        Ok(child(directory, name, Body::File(Box::new(TopologyFile(self.0, *show)))))
-    }
-
-    fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
-        let files = TOPOLOGY.iter().enumerate().skip(from as usize).take(max);
-        Ok(files
-            .map(|(index, (name, _))| {
-                entry(directory, name.as_bytes().to_vec(), FileType::Regular, index as u64 + 1)
-            })
-            .collect())
-    }
 }

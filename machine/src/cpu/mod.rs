@@ -641,6 +641,11 @@ pub fn cpu_count() -> usize {
     CPU_COUNT.load(Ordering::Acquire) as usize
 }
 
+/// The APIC id of the CPU with this id, by which the CPU itself says where it sits (SDM 3A, 9.9).
+pub fn apic_id(cpu: usize) -> u32 {
+    percpu::of(cpu).apic_id.get()
+}
+
 pub(crate) fn set_cpu_count(count: u32) {
     CPU_COUNT.store(count, Ordering::Release);
 }
