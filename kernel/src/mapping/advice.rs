@@ -1,5 +1,5 @@
-//! madvise(2) and process_madvise(2). As on Linux, advice for a range with holes is taken for what is mapped, and then
-//! ENOMEM says that there was a hole; an area that refuses ends it there.
+//! madvise(2) and process_madvise(2). As on Linux, advice for a range with holes is taken for what
+//! is mapped, and then ENOMEM says that there was a hole; an area that refuses ends it there.
 //!
 //! MADV_MERGEABLE is a hint that is not followed: equal pages are never merged.
 
