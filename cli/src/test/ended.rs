@@ -1,7 +1,9 @@
-//! What is left when `limen` is ended by a signal: nothing.
+//! What is left when `limen` is ended by a signal: nothing. And a machine that is stopped for a
+//! while goes on.
 //!
 //! Neighbours: `run.rs`, whose level the test belongs to; `crate::children` does what it tests.
 
+use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -106,6 +108,38 @@ pub(super) fn leaves_nothing(context: &Context, folder: &Path) -> Result<(), Err
         ensure(may_be || left.is_empty(), || format!("limen {words} leaves {left:?}"))?;
     }
     Ok(())
+}
+
+/// A machine that was stopped as a whole, for longer than a CPU may be silent, goes on as if nothing
+/// had been: a host that sleeps does the same. One CPU is busy, the other one idle.
+pub(super) fn standstill(context: &Context, folder: &Path) -> Result<(), Error> {
+    const STOPPED: Duration = Duration::from_secs(12);
+    let script = "(while :; do :; done) & read line; kill $!; echo $line";
+    let mut child = Command::new(&context.limen)
+        .args(["run", "--smp", "2", "--accel", "tcg", "--pack", "--", "/bin/sh", "-c", script])
+        .current_dir(folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    for signal in [Signal::STOP, Signal::CONT] {
+        for emulator in wait_for_emulators(child.id())? {
+            let pid = Pid::from_raw(emulator as i32).ok_or("an impossible process")?;
+            kill_process(pid, signal)?;
+        }
+        if signal == Signal::STOP {
+            std::thread::sleep(STOPPED);
+        }
+    }
+    // Each CPU looks after the other one meanwhile.
+    std::thread::sleep(Duration::from_secs(2));
+    if let Some(mut stdin) = child.stdin.take() {
+        // A machine that has ended is told by what it said.
+        let _ = stdin.write_all(b"goes on\n");
+    }
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure(output.status.success() && output.stdout == b"goes on\n", || said)
 }
 
 /// The names in a folder that begin so.

@@ -49,6 +49,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::output_is_not_lost", promises::output_is_not_lost),
     ("run::children", ended::children),
     ("run::leaves_nothing", ended::leaves_nothing),
+    ("run::standstill", ended::standstill),
     ("run::clock", promises::clock),
     ("run::kernel_log", promises::kernel_log),
     ("run::kvm", promises::kvm),

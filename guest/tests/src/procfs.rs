@@ -14,7 +14,7 @@ tests!("procfs":
     threads_have_the_same_files, children_of_threads, descriptor_info, mounts_tell_of_changes,
     a_zombie_has_a_thread,
     writes_of_settings_do_not_move, ends_of_text, an_expired_timer,
-    owners_are_taken,
+    owners_are_taken, tables_of_devices,
 );
 
 /// What comes of an attempt to open a file of another process and read it.
@@ -634,4 +634,34 @@ fn owners_are_taken() {
         sc!(SYS_setresuid, 1000, 1000, 1000).is(0);
         sc!(SYS_chown, c"/proc/self/status".as_ptr(), 0, u32::MAX).fails(EPERM);
     });
+}
+
+fn tables_of_devices() {
+    let lines = |name: &str| -> Vec<String> {
+        let text = std::fs::read_to_string(format!("/proc/{name}")).unwrap();
+        text.lines().map(str::to_owned).collect()
+    };
+    assert_eq!(lines("execdomains"), ["0-0\tLinux           \t[kernel]"]);
+    assert_eq!(lines("cgroups")[0], "#subsys_name\thierarchy\tnum_cgroups\tenabled");
+    let drivers = lines("tty/drivers");
+    assert!(
+        drivers
+            .contains(&"/dev/tty             /dev/tty        5       0 system:/dev/tty".to_owned())
+    );
+    assert!(
+        drivers.contains(&"pty_slave            /dev/pts      136 0-1048575 pty:slave".to_owned())
+    );
+    // Each kind of device that a terminal may have has a driver here, and its number there.
+    let devices = lines("devices");
+    for number in ["  5 /dev/tty", " 10 misc", "136 pts"] {
+        assert!(devices.iter().any(|line| line == number), "{devices:?}");
+    }
+    for line in lines("misc") {
+        let (minor, name) = line.trim_start().split_once(' ').unwrap();
+        assert!(minor.parse::<u32>().is_ok_and(|minor| minor < 1 << 20), "{line}");
+        assert!(!name.is_empty() && line.len() >= 5, "{line}");
+    }
+    for line in lines("diskstats") {
+        assert!(line.split_whitespace().count() >= 14, "{line}");
+    }
 }

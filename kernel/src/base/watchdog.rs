@@ -8,6 +8,10 @@
 //! Either prints where every CPU is, and panics. Idle CPUs tick too, once a second
 //! (`time::arm_idle`).
 //!
+//! Where no CPU ticked for much longer, the machine as a whole stood still: its process was
+//! stopped, or its host slept. That says nothing of any CPU, and such time does not count: all
+//! stamps here are of the watchdog's own clock ([`watched`]), which stands still with the machine.
+//!
 //! CPUs of `nohz_full=` do not tick. While one is in user mode or idle there is nothing to watch;
 //! the others see that in its state word, and interrupt nobody. One that is seen in the kernel at
 //! every look for half the limit is interrupted once, and must then answer and reschedule as if it
@@ -20,9 +24,16 @@ use context_tracking::work::Cause;
 use machine::context;
 use machine::cpu::{MAX_CPUS, cpu_count};
 use machine::percpu::{PerCpu, cpu_id};
+use machine::sync::SpinLock;
+
+use crate::base::time::NS_PER_SEC;
 
 /// How long no progress is still taken for slowness: 10 s.
-pub const LIMIT_NS: u64 = 10 * crate::base::time::NS_PER_SEC;
+pub const LIMIT_NS: u64 = 10 * NS_PER_SEC;
+/// Without any tick for so long, the machine stood still: 3 s, where idle CPUs tick once a second.
+const STANDSTILL_NS: u64 = 3 * NS_PER_SEC;
+/// So much older the latest tick may seem than it is: not each tick writes what all CPUs share.
+const ROUGHLY_NS: u64 = NS_PER_SEC / 4;
 
 struct Progress {
     /// Last tick; 0 before the first.
@@ -36,6 +47,39 @@ static PROGRESS: PerCpu<Progress> = PerCpu::from_array(
     [const { Progress { ticked_ns: AtomicU64::new(0), asked_ns: AtomicU64::new(0) } }; MAX_CPUS],
 );
 
+/// The latest tick of any CPU; 0 before the first.
+static LATEST_NS: AtomicU64 = AtomicU64::new(0);
+/// How long the machine has stood still.
+static STOOD_NS: AtomicU64 = AtomicU64::new(0);
+/// Held by the CPU that notices that it stood still.
+static STANDSTILL: SpinLock<()> = SpinLock::new(());
+
+/// The watchdog's time. Behind a standstill it may be ahead until a CPU notices: then a stamp lies
+/// in the future, and its CPU is looked after as much later.
+fn watched(now_ns: u64) -> u64 {
+    now_ns.saturating_sub(STOOD_NS.load(Ordering::Relaxed))
+}
+
+/// Some CPU ticks: nobody did for long, and the time since then is nobody's fault, or it is noted.
+fn note_tick(now_ns: u64) {
+    let latest_ns = LATEST_NS.load(Ordering::Acquire);
+    let since_ns = now_ns.saturating_sub(latest_ns);
+    if since_ns < ROUGHLY_NS {
+        return;
+    }
+    if latest_ns == 0 || since_ns < STANDSTILL_NS {
+        LATEST_NS.fetch_max(now_ns, Ordering::Relaxed);
+        return;
+    }
+    // One notices; the others wait here, and see both.
+    let _standstill = STANDSTILL.lock();
+    let since_ns = now_ns.saturating_sub(LATEST_NS.load(Ordering::Relaxed));
+    if since_ns >= STANDSTILL_NS {
+        STOOD_NS.fetch_add(since_ns, Ordering::Relaxed);
+        LATEST_NS.fetch_max(now_ns, Ordering::Release);
+    }
+}
+
 /// Called by every pass of the scheduler: the running thread has come to where others may run.
 /// Counts as a tick too: a CPU that is woken often and has little to do puts its timer off each
 /// time.
@@ -43,12 +87,13 @@ static PROGRESS: PerCpu<Progress> = PerCpu::from_array(
 pub fn passed(now_ns: u64) {
     let mine = PROGRESS.get();
     mine.asked_ns.store(0, Ordering::Relaxed);
-    mine.ticked_ns.store(now_ns, Ordering::Relaxed);
+    mine.ticked_ns.store(watched(now_ns), Ordering::Relaxed);
 }
 
 /// Called by every reschedule interrupt: interrupts are not masked for ever.
 pub fn interrupted() {
-    PROGRESS.get().ticked_ns.store(crate::base::time::now_ns(), Ordering::Relaxed);
+    let now_ns = watched(crate::base::time::now_ns());
+    PROGRESS.get().ticked_ns.store(now_ns, Ordering::Relaxed);
 }
 
 /// Looks after a CPU without tick. True: it has been in the kernel for too long.
@@ -76,6 +121,8 @@ fn is_stuck_without_tick(cpu: usize, now_ns: u64) -> bool {
 
 /// Called by every tick. `asked`: the running thread has been asked to let others run.
 pub fn tick(now_ns: u64, asked: bool) {
+    note_tick(now_ns);
+    let now_ns = watched(now_ns);
     let mine = PROGRESS.get();
     mine.ticked_ns.store(now_ns, Ordering::Relaxed);
     let asked_ns = mine.asked_ns.load(Ordering::Relaxed);

@@ -52,15 +52,19 @@ pub fn new() -> Arc<PseudoFs> {
 }
 
 static TOP: &[(&str, Static)] = &[
+    ("cgroups", Static::File(system::cgroups)),
     ("cmdline", Static::File(system::cmdline)),
     ("cpuinfo", Static::File(cpuinfo::show)),
     ("devices", Static::File(system::devices)),
+    ("diskstats", Static::File(system::empty)),
+    ("execdomains", Static::File(system::execdomains)),
     ("filesystems", Static::File(system::filesystems)),
     ("interrupts", Static::File(interrupts::show)),
     ("limen", Static::Directory(limen::TABLE)),
     ("loadavg", Static::File(system::loadavg)),
     ("locks", Static::File(system::locks)),
     ("meminfo", Static::File(system::meminfo)),
+    ("misc", Static::File(system::misc)),
     ("modules", Static::File(system::empty)),
     ("mounts", Static::Link(|| Ok(b"self/mounts".to_vec()))),
     ("net", Static::Link(|| Ok(b"self/net".to_vec()))),
@@ -71,6 +75,7 @@ static TOP: &[(&str, Static)] = &[
     ("sys", Static::Directory(sysctl::TABLE)),
     ("sysvipc", Static::Directory(SYSVIPC)),
     ("thread-self", Static::Link(own_thread)),
+    ("tty", Static::Directory(&[("drivers", Static::File(system::tty_drivers))])),
     ("uptime", Static::File(system::uptime)),
     ("version", Static::File(system::version)),
     ("vmstat", Static::File(system::vmstat)),

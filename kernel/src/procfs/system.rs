@@ -46,7 +46,46 @@ pub(super) fn uptime(out: &mut Text) -> Result<()> {
 
 pub(super) fn devices(out: &mut Text) -> Result<()> {
     out.bytes(b"Character devices:\n  1 mem\n  5 /dev/tty\n  5 /dev/console\n  5 /dev/ptmx\n");
-    out.bytes(b"136 pts\n\nBlock devices:\n");
+    out.bytes(b" 10 misc\n136 pts\n229 hvc\n\nBlock devices:\n");
+    Ok(())
+}
+
+/// Devices with a minor number of a driver of their own (misc): those that there are.
+pub(super) fn misc(out: &mut Text) -> Result<()> {
+    const MAJOR: u32 = 10;
+    const NAMES: [(u32, &str); 1] = [(232, "kvm")];
+    for (minor, name) in NAMES {
+        if chrdev::is_served(chrdev::make_device(MAJOR, minor)) {
+            writeln!(out, "{minor:3} {name}");
+        }
+    }
+    Ok(())
+}
+
+/// Terminals, as ps(1) finds their names: node, major and minor numbers, kind.
+pub(super) fn tty_drivers(out: &mut Text) -> Result<()> {
+    const DRIVERS: [(&str, &str, u32, &str, &str); 5] = [
+        ("/dev/tty", "/dev/tty", 5, "      0", "system:/dev/tty"),
+        ("/dev/console", "/dev/console", 5, "      1", "system:console"),
+        ("/dev/ptmx", "/dev/ptmx", 5, "      2", "system"),
+        ("hvc", "/dev/hvc", 229, "0-3", "system"),
+        ("pty_slave", "/dev/pts", 136, "0-1048575", "pty:slave"),
+    ];
+    for (driver, node, major, minors, kind) in DRIVERS {
+        writeln!(out, "{driver:<20} {node:<13} {major:3} {minors} {kind}");
+    }
+    Ok(())
+}
+
+/// Of control groups there are no controllers: the table has its head alone.
+pub(super) fn cgroups(out: &mut Text) -> Result<()> {
+    out.bytes(b"#subsys_name\thierarchy\tnum_cgroups\tenabled\n");
+    Ok(())
+}
+
+/// Whose programs run: what every Linux says (personality(2)).
+pub(super) fn execdomains(out: &mut Text) -> Result<()> {
+    out.bytes(b"0-0\tLinux           \t[kernel]\n");
     Ok(())
 }
 

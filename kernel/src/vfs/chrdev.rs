@@ -74,6 +74,13 @@ pub fn register(nodes: Nodes) {
     NODES.call_once(|| nodes);
 }
 
+/// Whether a driver serves this character device.
+#[must_use]
+pub fn is_served(device: u64) -> bool {
+    let all = NODES.get().map_or(&[][..], |nodes| nodes.devices);
+    all.iter().copied().flatten().any(|devices| devices.serve(device))
+}
+
 /// Opens what a node stands for. ENXIO if nothing serves it.
 pub fn open(node: Arc<dyn Inode>, rdev: u64, flags: u32) -> Result<Arc<dyn FileOps>> {
     let nodes = NODES.get().ok_or(Errno::ENXIO)?;
