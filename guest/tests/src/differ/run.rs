@@ -19,6 +19,7 @@ pub const WATCHER_SIGNAL: i32 = 64;
 /// How often the watcher looks, and how many looks without progress it bears.
 const LOOK_NS: i64 = 2_000_000;
 const LOOKS_BEFORE_SIGNAL: u32 = 3;
+const LOOKS_BEFORE_REAP: u32 = 50;
 const LOOKS_BEFORE_END: u32 = 5000;
 /// How long a child is waited for that is within its last call.
 const LAST_CALL_MS: u32 = 50;
@@ -323,6 +324,11 @@ impl Shared {
                 'T' | 't' => drop(sc!(SYS_kill, group, SIGCONT)),
                 _ => {}
             }
+        }
+        // The child traces it, and a zombie is its tracer's first: who waits for a turn that nobody
+        // gives any more has to go.
+        if idle >= LOOKS_BEFORE_REAP && child > 0 && state(first, first) == 'Z' {
+            let _ = sc!(SYS_kill, child, SIGKILL);
         }
         if idle == LOOKS_BEFORE_END {
             let _ = writeln!(Log(self), "no progress");
