@@ -33,10 +33,14 @@ impl Keys {
         })
     }
 
-    /// pkey_alloc(2). ENOSPC if there is none left, or none at all.
+    /// pkey_alloc(2). ENOSPC if there is none left; EINVAL, whatever the manual page says, where the
+    /// CPU has none, as on Linux.
     pub fn allocate(&mut self) -> Result<u8> {
+        if !pkey::exist() {
+            return Err(Errno::EINVAL);
+        }
         let key = self.allocated.trailing_ones() as u8;
-        if !pkey::exist() || key >= KEYS {
+        if key >= KEYS {
             return Err(Errno::ENOSPC);
         }
         self.allocated |= 1 << key;
