@@ -36,6 +36,12 @@ const ROUNDS_MAX: usize = 12;
 /// Bits of a mask of calls.
 const MASK_BITS: usize = 64;
 
+/// Whether this host's Linux has protection keys (OSPKE). Where it has none neither Linux answers as
+/// if there were some, and Limen must have none to be compared.
+fn has_keys() -> bool {
+    std::arch::x86_64::__cpuid_count(7, 0).ecx >> 4 & 1 != 0
+}
+
 /// A kernel that programs run on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kernel {
@@ -193,6 +199,9 @@ impl Rig<'_> {
                 let mut command = Command::new(&self.context.limen);
                 let limit = (self.context.time.as_secs() + SPARE_S).to_string();
                 command.args(["run", "--pack", "--memory", MEMORY, "--smp", "1"]);
+                if !has_keys() {
+                    command.args(["--cpu", "max,-pku"]);
+                }
                 command.args(["--timeout", &limit, "--"]).arg(&self.program);
                 command
             }

@@ -48,7 +48,7 @@ pub(super) fn say(
     let linux = linux::find(None)?;
     let dir = tempfile::tempdir()?;
     let clock = tsc_parameter(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
-    // Limen has no protection keys (README), whatever this host's CPU has.
+    // Without protection keys, which a host's CPU has or has not: it says the same everywhere.
     let append =
         format!("{} loglevel=1 nopku {clock}{parameters} -- as-init {words}", linux::APPEND);
     let command = linux.command(&Boot {
