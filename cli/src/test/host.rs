@@ -75,12 +75,18 @@ fn parts<'a>(packages: &'a [String], filter: &'a str) -> Vec<Part<'a>> {
     parts.into_iter().filter(|part| !part.packages.is_empty()).collect()
 }
 
-fn command(context: &Context, part: &Part<'_>, options: &[&str]) -> Result<Command, Error> {
+/// The tests of these packages, in the profile that shares its crates with this program.
+pub(super) fn cargo_test(context: &Context, packages: &[&str]) -> Result<Command, Error> {
     let mut cargo = context.cargo()?;
     cargo.args(["test", "--profile", "tool", "--quiet", "--no-fail-fast"]);
-    part.packages.iter().for_each(|package| {
+    packages.iter().for_each(|package| {
         cargo.args(["--package", package]);
     });
+    Ok(cargo)
+}
+
+fn command(context: &Context, part: &Part<'_>, options: &[&str]) -> Result<Command, Error> {
+    let mut cargo = cargo_test(context, &part.packages)?;
     cargo.arg("--").args(options);
     if !part.filter.is_empty() {
         cargo.arg(part.filter);

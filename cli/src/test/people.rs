@@ -11,7 +11,7 @@ use std::path::Path;
 
 use super::run::ensure;
 use super::watch::{self, Running};
-use super::{Context, Summary, dist, pages, run};
+use super::{Context, Summary, dist, host, pages, run};
 use crate::Error;
 
 /// What is promised, and the tests that drive it.
@@ -197,11 +197,7 @@ fn of_crates(context: &Context, names: &[&str]) -> Result<String, Error> {
     if names.is_empty() {
         return Ok(String::new());
     }
-    let mut cargo = context.cargo()?;
-    cargo.args(["test", "--profile", "tool", "--quiet", "--no-fail-fast"]);
-    CRATES.iter().for_each(|name| {
-        cargo.args(["--package", name]);
-    });
+    let mut cargo = host::cargo_test(context, &CRATES)?;
     cargo.args(["--", "--format=pretty", "--test-threads=2"]).args(names);
     let said = watch::output(&mut cargo, "on the host")?;
     ensure(said.contains("test result: "), || "the tests of the host do not build".to_owned())?;

@@ -159,6 +159,12 @@ pub fn give_file(file: Arc<File>, close_on_exec: bool) -> Result<u64> {
 }
 
 impl Thread {
+    /// Whether it runs this code.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        core::ptr::eq(self, &raw const *current())
+    }
+
     /// A thread around a machine task. It does not run until it is unparked.
     #[must_use]
     pub fn new(tid: Pid, process: Arc<Process>, task: Task, own: Own) -> Arc<Thread> {

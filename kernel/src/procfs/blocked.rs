@@ -43,7 +43,7 @@ fn registers(thread: &Thread) -> Option<PtRegs> {
         }
     }
     let entity = thread.base.sched.lock();
-    let is_own = core::ptr::eq(thread, &raw const *current());
+    let is_own = thread.is_current();
     match entity.state {
         RunState::Sleeping(_) => thread.task().entry_registers(),
         _ if is_own => thread.task().entry_registers(),

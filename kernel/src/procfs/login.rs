@@ -28,7 +28,7 @@ pub(super) fn session(subject: &Subject, out: &mut Text) -> Result<()> {
 /// does it. Each user that is set begins a session.
 pub(super) fn set_uid(subject: &Subject, data: &[u8]) -> Result<()> {
     let thread = subject.main_thread();
-    if !thread.is_some_and(|thread| core::ptr::eq(&raw const *thread, &raw const *current())) {
+    if !thread.is_some_and(|thread| thread.is_current()) {
         return Err(Errno::EPERM);
     }
     let uid = parse_id(data)?;

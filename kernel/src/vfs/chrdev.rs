@@ -46,6 +46,12 @@ pub struct Nodes {
     pub fifo: FifoOpener,
 }
 
+impl Nodes {
+    fn serving(&self, device: u64) -> Option<&'static CharDevices> {
+        self.devices.iter().copied().flatten().find(|devices| devices.serve(device))
+    }
+}
+
 machine::ro_after_init! {
     static NODES: Once<Nodes> = Once::new();
 }
@@ -77,8 +83,7 @@ pub fn register(nodes: Nodes) {
 /// Whether a driver serves this character device.
 #[must_use]
 pub fn is_served(device: u64) -> bool {
-    let all = NODES.get().map_or(&[][..], |nodes| nodes.devices);
-    all.iter().copied().flatten().any(|devices| devices.serve(device))
+    NODES.get().is_some_and(|nodes| nodes.serving(device).is_some())
 }
 
 /// Opens what a node stands for. ENXIO if nothing serves it.
@@ -86,9 +91,7 @@ pub fn open(node: Arc<dyn Inode>, rdev: u64, flags: u32) -> Result<Arc<dyn FileO
     let nodes = NODES.get().ok_or(Errno::ENXIO)?;
     match node.file_type() {
         FileType::CharDevice => {
-            let mut all = nodes.devices.iter().copied().flatten();
-            let served = all.find(|devices| devices.serve(rdev)).ok_or(Errno::ENXIO)?;
-            served.driver.open(node, rdev, flags)
+            nodes.serving(rdev).ok_or(Errno::ENXIO)?.driver.open(node, rdev, flags)
         }
         FileType::Fifo => (nodes.fifo)(node, flags),
         _ => Err(Errno::ENXIO),
