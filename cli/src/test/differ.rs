@@ -36,8 +36,8 @@ const ROUNDS_MAX: usize = 12;
 /// Bits of a mask of calls.
 const MASK_BITS: usize = 64;
 
-/// Whether this host's Linux has protection keys (OSPKE). Where it has none neither Linux answers as
-/// if there were some, and Limen must have none to be compared.
+/// Whether this host's Linux has protection keys (OSPKE). Where it has none neither Linux answers
+/// as if there were some, and Limen must have none to be compared.
 fn has_keys() -> bool {
     std::arch::x86_64::__cpuid_count(7, 0).ecx >> 4 & 1 != 0
 }

@@ -110,8 +110,8 @@ pub(super) fn leaves_nothing(context: &Context, folder: &Path) -> Result<(), Err
     Ok(())
 }
 
-/// A machine that was stopped as a whole, for longer than a CPU may be silent, goes on as if nothing
-/// had been: a host that sleeps does the same. One CPU is busy, the other one idle.
+/// A machine that was stopped as a whole, for longer than a CPU may be silent, goes on as if
+/// nothing had been: a host that sleeps does the same. One CPU is busy, the other one idle.
 pub(super) fn standstill(context: &Context, folder: &Path) -> Result<(), Error> {
     const STOPPED: Duration = Duration::from_secs(12);
     let script = "(while :; do :; done) & read line; kill $!; echo $line";

@@ -33,8 +33,8 @@ impl Keys {
         })
     }
 
-    /// pkey_alloc(2). ENOSPC if there is none left; EINVAL, whatever the manual page says, where the
-    /// CPU has none, as on Linux.
+    /// pkey_alloc(2). ENOSPC if there is none left; EINVAL, whatever the manual page says, where
+    /// the CPU has none, as on Linux.
     pub fn allocate(&mut self) -> Result<u8> {
         if !pkey::exist() {
             return Err(Errno::EINVAL);

@@ -35,8 +35,8 @@ pub fn user_page_fault(fault: PageFault) -> Result<()> {
         // A sequence that faulted has lost its CPU in its midst.
         thread.task().set_work(work::RSEQ);
     }
-    // Memory may not be short at all, and what is lacking of another kind: others run meanwhile, and
-    // who is killed ends here.
+    // Memory may not be short at all, and what is lacking of another kind: others run meanwhile,
+    // and who is killed ends here.
     while result == Err(Errno::ENOMEM) && thread.task().work() & work::EXIT == 0 && relieve() {
         crate::base::sched::yield_if_needed();
         result = mm.handle_fault(fault, &*thread.process);
