@@ -30,7 +30,7 @@ const MAKING: u64 = 2;
 const COUNT_BESIDE_OTHERS: u64 = 2500;
 /// Programs whose records are shown by one VM, and findings that are made shorter.
 const SHOWN_MAX: usize = 2000;
-const FINDINGS_MAX: usize = 12;
+const FINDINGS_MAX: usize = 80;
 /// Rounds of leaving out calls.
 const ROUNDS_MAX: usize = 12;
 /// Bits of a mask of calls.

@@ -13,6 +13,7 @@ tests!("found":
     a_threads_id_names_who_handles, a_policy_is_remembered, limits_without_a_unit,
     texts_before_places, what_a_pidfd_is, who_writes_keeps_a_mount_writable,
     words_are_private_or_shared, what_nobody_took_comes_back,
+    what_a_thread_sets_for_itself, where_texts_end, nothing_moved_from_a_counter,
     attributes_without_a_name, entering_the_own_namespaces, how_long_packets_may_be,
 );
 
@@ -307,6 +308,61 @@ fn what_a_pidfd_is() {
     let mut buffer = [0u8; 8];
     sc!(SYS_pread64, pidfd, buffer.as_mut_ptr(), 8, 0).fails(EINVAL);
     sc!(SYS_read, pidfd, buffer.as_mut_ptr(), 8).fails(EINVAL);
+}
+
+/// Personality and slack of timers are a thread's own, which those have that it makes.
+fn what_a_thread_sets_for_itself() {
+    let persona = || sc!(SYS_personality, u32::MAX).must();
+    let slack = || sc!(SYS_prctl, PR_GET_TIMERSLACK).must();
+    let on_thread = |body: fn() -> (usize, usize)| std::thread::spawn(body).join().unwrap();
+    let (before, slack_before) = (persona(), slack());
+    let told = on_thread(|| {
+        sc!(SYS_personality, 0x004_0000).must();
+        sc!(SYS_prctl, PR_SET_TIMERSLACK, 70_000).is(0);
+        let ask =
+            || (sc!(SYS_personality, u32::MAX).must(), sc!(SYS_prctl, PR_GET_TIMERSLACK).must());
+        assert_eq!(ask(), (0x004_0000, 70_000));
+        let below = std::thread::spawn(move || {
+            let inherited = ask();
+            // None is what the thread began with.
+            sc!(SYS_prctl, PR_SET_TIMERSLACK, 80_000).is(0);
+            sc!(SYS_prctl, PR_SET_TIMERSLACK, 0).is(0);
+            assert_eq!(ask().1, 70_000);
+            inherited
+        });
+        below.join().unwrap()
+    });
+    assert_eq!(told, (0x004_0000, 70_000));
+    assert_eq!((persona(), slack()), (before, slack_before));
+}
+
+/// Directories of /proc, and what there is no text that is made at once, are empty files to lseek(2),
+/// and may be written at any place by whoever they let write.
+fn where_texts_end() {
+    let seek = |path: &str, at: i64, from: i32| sc!(SYS_lseek, open(path, O_RDONLY).fd(), at, from);
+    for path in ["/proc/self", "/proc/self/fd", "/proc/self/cmdline", "/proc/sys/kernel/ostype"] {
+        seek(path, 93, SEEK_END).is(93);
+        seek(path, 0, SEEK_DATA).fails(ENXIO);
+        seek(path, 0, SEEK_HOLE).fails(ENXIO);
+    }
+    seek("/proc/self/status", 93, SEEK_END).fails(EINVAL);
+    let write = |path: &str, flags: i32| {
+        sc!(SYS_pwrite64, open(path, flags).fd(), b"x".as_ptr(), 1, 1usize << 32)
+    };
+    write("/proc/self/cmdline", O_RDWR).fails(EINVAL);
+    write("/proc/self/status", O_RDWR).fails(ESPIPE);
+    write("/proc/sys/kernel/ostype", O_RDONLY).fails(EBADF);
+    write("/proc/self/status", O_RDONLY).fails(ESPIPE);
+}
+
+/// No byte can always be moved, where lseek(2) succeeds; a pidfd has places, but nothing there.
+fn nothing_moved_from_a_counter() {
+    let counter = sc!(SYS_eventfd2, 1, 0).fd();
+    sc!(SYS_sendfile, counter, counter, 0, 0).is(0);
+    sc!(SYS_sendfile, counter, counter, 0, 1).fails(EINVAL);
+    let (pidfd, at) = (sc!(SYS_pidfd_open, pid(), 0).fd(), 0x1000u64);
+    sc!(SYS_sendfile, -1i32, pidfd, &raw const at, 1).fails(EBADF);
+    sc!(SYS_sendfile, counter, pidfd, &raw const at, 1).fails(EINVAL);
 }
 
 /// A file system in memory of a test's own, in a name space of its own; where it is.

@@ -266,6 +266,11 @@ fn pass_descriptors() {
     write(w2, b"via");
     assert_eq!(read(r, 9), b"via");
     send_control(a, 1, SCM_RIGHTS, &9999i32.to_le_bytes()).fails(EBADF);
+    // One that only names a place, too (open(2), O_PATH).
+    let place = open("/", O_PATH).fd();
+    send_control(a, 1, SCM_RIGHTS, &place.to_le_bytes()).is(1);
+    let (_, ctl, _) = recv_control(b, 256);
+    assert_eq!(sc!(SYS_fcntl, ctl[4], F_GETFL).must() as i32 & O_PATH, O_PATH);
     send_control(a, 1, SCM_RIGHTS, &r.to_le_bytes()).is(1);
     // No room for it: the descriptor is dropped, and the flag says so.
     let (_, ctl, flags) = recv_control(b, 0);

@@ -22,6 +22,7 @@ pub mod schedstats;
 pub mod sync;
 pub mod tally;
 pub mod thread;
+pub mod thread_settings;
 pub mod time;
 pub mod timer_queue;
 pub mod transfers;

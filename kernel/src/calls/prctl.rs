@@ -9,8 +9,9 @@ use mitigations::by_program;
 use crate::base::user::UserPtr;
 use crate::mapping;
 use crate::process::hooks;
+use crate::process::settings::PR_MDWE_NO_INHERIT;
 use crate::process::signal::LAST;
-use crate::process::{PR_MDWE_NO_INHERIT, current, user_dispatch};
+use crate::process::{current, user_dispatch};
 use crate::security::Capability;
 
 fn must_be_zero(arguments: &[u64]) -> Result<()> {
@@ -36,11 +37,11 @@ pub fn prctl(option: u32, a1: u64, a2: u64, a3: u64, a4: u64) -> Result<u64> {
             Ok(0)
         }
         pr::PR_SET_PDEATHSIG if value <= u64::from(LAST) => {
-            settings.parent_death_signal.store(value as u32, Ordering::Relaxed);
+            thread.settings.parent_death_signal.store(value as u32, Ordering::Relaxed);
             Ok(0)
         }
         pr::PR_GET_PDEATHSIG => {
-            let signal = settings.parent_death_signal.load(Ordering::Relaxed);
+            let signal = thread.settings.parent_death_signal.load(Ordering::Relaxed);
             UserPtr::new(value).write(&signal)?;
             Ok(0)
         }
@@ -59,10 +60,10 @@ pub fn prctl(option: u32, a1: u64, a2: u64, a3: u64, a4: u64) -> Result<u64> {
             Ok(0)
         }
         pr::PR_SET_TIMERSLACK => {
-            settings.timer_slack_ns.store(value, Ordering::Relaxed);
+            thread.settings.set_timer_slack(value);
             Ok(0)
         }
-        pr::PR_GET_TIMERSLACK => Ok(settings.timer_slack()),
+        pr::PR_GET_TIMERSLACK => Ok(thread.settings.timer_slack()),
         pr::PR_SET_THP_DISABLE => {
             must_be_zero(&others[1..])?;
             settings.no_huge_pages.store(value != 0, Ordering::Relaxed);
@@ -242,7 +243,7 @@ pub fn set_tid_address(at: u64) -> Result<u64> {
 /// are kept for those who ask.
 pub fn personality(persona: u32) -> Result<u64> {
     const ASK: u32 = u32::MAX;
-    let setting = &current().process.settings.personality;
+    let setting = &current().settings.personality;
     let old = setting.load(Ordering::Relaxed);
     if persona != ASK {
         setting.store(persona, Ordering::Relaxed);

@@ -67,7 +67,7 @@ fn execute(
     let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
     let by_fd = dirfd != raw::AT_FDCWD && path.first() != Some(&b'/');
     let is_closing = by_fd && process.files().close_on_exec(dirfd as u32)?;
-    let personality = process.settings.personality.load(Ordering::Relaxed);
+    let personality = current().settings.personality.load(Ordering::Relaxed);
     let image = super::load(Request {
         is_closing,
         path: visible_path(dirfd, path),
@@ -173,9 +173,9 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     // A parent that asked for another signal asked for the old program's (clone(2)).
     process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
     let lost = READ_IMPLIES_EXEC | if secure { CLEARED_ON_SETID } else { 0 };
-    process.settings.personality.fetch_and(!lost, Ordering::Relaxed);
+    thread.settings.personality.fetch_and(!lost, Ordering::Relaxed);
     if secure {
-        process.settings.parent_death_signal.store(0, Ordering::Relaxed);
+        thread.settings.parent_death_signal.store(0, Ordering::Relaxed);
     }
     machine::task::reset_user_segments();
     machine::fpu::reset_running();

@@ -338,6 +338,9 @@ impl Content for Fixed {
     fn is_fixed(&self) -> bool {
         true
     }
+    fn is_sequence(&self) -> bool {
+        false
+    }
     fn keeps_owner(&self) -> bool {
         true
     }

@@ -37,7 +37,7 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     UserPtr::<u64>::new(offset).non_null().map(UserPtr::read).transpose()?;
     let input = own_open_file(from as u32)?;
     input.check_readable()?;
-    let is_stream = !input.is_seekable();
+    let is_stream = !input.is_seekable() && !input.stays();
     let mut from = Cursor::new(input, offset)?;
     check_length(count)?;
     let end = from.at().checked_add(count);

@@ -51,8 +51,9 @@ impl Cursor {
         let offset = match address.non_null() {
             None => None,
             // A pidfd has places, but nothing is there.
-            Some(_) if process_of(&file).is_ok() => return Err(Errno::EINVAL),
-            Some(_) if !file.is_seekable() => return Err(Errno::ESPIPE),
+            Some(_) if !file.is_seekable() && process_of(&file).is_err() => {
+                return Err(Errno::ESPIPE);
+            }
             Some(at) => Some(at.read()?),
         };
         Ok(Cursor { file, offset, address })

@@ -15,7 +15,7 @@ use crate::exec::READ_IMPLIES_EXEC;
 use crate::fs::pseudo::PseudoInode;
 use crate::mm::{Backing, Label, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::Process;
-use crate::process::{current, own_open_file};
+use crate::process::{Thread, current, own_open_file};
 use crate::security::{Resource, UNLIMITED, subject_hooks};
 use crate::vfs::page_cache::{MAX_FILE_SIZE, PageCache};
 use crate::vfs::{File, hooks};
@@ -45,9 +45,9 @@ pub fn prot_from_bits(bits: u64) -> Prot {
     prot
 }
 
-/// Whether the process runs old programs that expect to execute what they can read.
-pub(super) fn read_implies_exec(process: &Process) -> bool {
-    process.settings.personality.load(Ordering::Relaxed) & READ_IMPLIES_EXEC != 0
+/// Whether the thread runs an old program that expects to execute what it can read.
+pub(super) fn read_implies_exec(thread: &Thread) -> bool {
+    thread.settings.personality.load(Ordering::Relaxed) & READ_IMPLIES_EXEC != 0
 }
 
 /// PR_SET_MDWE: whether the process is not to get this, in place of what it had.
@@ -88,7 +88,8 @@ pub fn mmap(
     if !offset.is_multiple_of(PAGE) {
         return Err(Errno::EINVAL);
     }
-    let process = &current().process;
+    let thread = current();
+    let process = &thread.process;
     let is_anonymous = flags & raw::MAP_ANONYMOUS != 0;
     let file = if is_anonymous { None } else { Some(own_open_file(fd)?) };
     let is_huge = flags & raw::MAP_HUGETLB != 0;
@@ -100,7 +101,7 @@ pub fn mmap(
     let mut prot = prot_from_bits(protection);
     let asked = prot.bits();
     let no_exec = file.as_ref().is_some_and(|file| is_no_exec(file));
-    if prot.contains(Prot::READ) && read_implies_exec(process) && !no_exec {
+    if prot.contains(Prot::READ) && read_implies_exec(&thread) && !no_exec {
         prot |= Prot::EXEC;
     }
     hooks::mmap_file((file.as_deref(), asked.into(), prot.bits().into()))?;

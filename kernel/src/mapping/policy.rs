@@ -79,7 +79,7 @@ pub fn set_mempolicy(mode: u32, nodes: u64, node_max: u64) -> Result<u64> {
     // No node that is preferred is the one that is near.
     let is_local = u64::from(mode) == PREFERRED && nodes == 0;
     let mode = if is_local { LOCAL } else { mode.into() };
-    current().process.settings.memory_policy.store(mode | nodes << NODES_SHIFT, Ordering::Relaxed);
+    current().settings.memory_policy.store(mode | nodes << NODES_SHIFT, Ordering::Relaxed);
     Ok(0)
 }
 
@@ -148,7 +148,7 @@ pub fn get_mempolicy(
     } else if current().process.mm()?.with(|inner| inner.find(address).is_none()) {
         return Err(Errno::EFAULT);
     }
-    let own = current().process.settings.memory_policy.load(Ordering::Relaxed);
+    let own = current().settings.memory_policy.load(Ordering::Relaxed);
     // What is asked of an address is what was set for it: nothing.
     let own = if flags & (F_ADDR | F_MEMS_ALLOWED) != 0 { 0 } else { own };
     mode.write_if_some(&(own as u32))?;

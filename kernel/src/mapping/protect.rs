@@ -80,7 +80,8 @@ fn protect(start: u64, len: u64, bits: u64, key: i32) -> Result<u64> {
         return Err(Errno::ENOMEM);
     }
     // What is asked for is looked at before the place is.
-    let process = &current().process;
+    let thread = current();
+    let process = &thread.process;
     let mm = process.mm()?;
     if bits & !u64::from(KNOWN) != 0
         || key != KEEP && !mm.with(|inner| inner.keys.is_allocated(key))
@@ -88,7 +89,7 @@ fn protect(start: u64, len: u64, bits: u64, key: i32) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let (mut start, end) = page_range(start, len, Errno::ENOMEM)?;
-    let (prot, reads_exec) = (prot_from_bits(bits), read_implies_exec(process));
+    let (prot, reads_exec) = (prot_from_bits(bits), read_implies_exec(&thread));
     mm.with(|inner| {
         let execute_only = if prot == Prot::EXEC {
             inner.keys.deny_execute_only()

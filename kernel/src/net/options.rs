@@ -111,7 +111,10 @@ pub fn set(
     }
     let mut value = [0; VALUE_MAX];
     let value = &mut value[..len.min(VALUE_MAX)];
-    UserPtr::<u8>::new(address).read_bytes(value)?;
+    // IPv6 has no option of fewer bytes than a number's, and reads none.
+    if level != raw::IPPROTO_IPV6 as u32 || len >= size_of::<i32>() {
+        UserPtr::<u8>::new(address).read_bytes(value)?;
+    }
     if level != raw::SOL_SOCKET {
         return socket.set_option(who, level, name, value);
     }

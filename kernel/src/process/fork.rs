@@ -381,6 +381,7 @@ fn inherit(parent: &Thread, child: &Thread, request: &Request) {
     let flags = request.flags;
     *child.name.lock() = *parent.name.lock();
     child.confinement.inherit(&parent.confinement);
+    child.settings.inherit(&parent.settings);
     {
         let from = parent.signals.lock();
         let mut to = child.signals.lock();

@@ -10,7 +10,7 @@
 //! thread's `signals`, the scheduler's. Never two processes' `relations` at once except parent
 //! before child.
 
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -22,10 +22,11 @@ use machine::task::{Current, Task};
 use crate::base;
 use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::sync::{Mutex, WaitQueue};
+use crate::base::thread_settings::ThreadSettings;
 use crate::base::transfers::Transfers;
 use crate::mm::Mm;
 use crate::security::landlock::Confinement;
-use crate::security::{Capability, Credentials, Limits, Login, Resource};
+use crate::security::{Capability, Credentials, Limits, Resource};
 use crate::vfs::File;
 use table::Table;
 
@@ -45,6 +46,7 @@ pub mod restart;
 pub mod return_work;
 pub mod rseq;
 pub mod seccomp;
+pub mod settings;
 pub mod signal;
 mod state;
 mod table;
@@ -57,6 +59,7 @@ pub mod yama;
 
 pub use own::{Own, file_of, own_file, own_open_file};
 pub use program::Program;
+use settings::Settings;
 pub use signal::exception::{bad_return, user_exception};
 pub use state::{ExitState, Relations, WaitEvent};
 
@@ -96,6 +99,8 @@ pub struct Thread {
     pub confinement: Confinement,
     /// Became a user's who had too many threads by then (`fork::check_exceeded`).
     exceeds_processes: AtomicBool,
+    /// What it has chosen for itself.
+    pub settings: ThreadSettings,
     /// What it has read and written.
     pub transfers: Transfers,
     /// How restart_syscall(2) goes on with an interrupted call.
@@ -185,6 +190,7 @@ impl Thread {
             dispatch: user_dispatch::Dispatch::default(),
             confinement: Confinement::default(),
             exceeds_processes: AtomicBool::new(false),
+            settings: ThreadSettings::default(),
             transfers: Transfers::default(),
             restart: SpinLock::new(None),
             own,
@@ -287,123 +293,6 @@ pub struct Process {
     pub children_counts: SpinLock<usage::Counts>,
     /// For the accounts.
     pub counted: Counted<{ ObjectKind::Process as usize }>,
-}
-
-/// Attributes of a process that only calls on itself change.
-#[derive(Default)]
-pub struct Settings {
-    /// PR_SET_CHILD_SUBREAPER: it adopts orphans among its descendants.
-    pub is_subreaper: AtomicBool,
-    /// PR_SET_PDEATHSIG: the signal it gets when its parent ends, or 0.
-    pub parent_death_signal: AtomicU32,
-    /// PR_SET_DUMPABLE, inverted so that the default is 0.
-    pub not_dumpable: AtomicBool,
-    /// Whether it has executed a program since fork (setpgid(2)).
-    pub has_executed: AtomicBool,
-    /// Whether its vfork parent still waits.
-    pub holds_vfork_parent: AtomicBool,
-    /// personality(2).
-    pub personality: AtomicU32,
-    /// PR_SET_TIMERSLACK, nanoseconds; 0: the default.
-    pub timer_slack_ns: AtomicU64,
-    /// PR_SET_THP_DISABLE.
-    pub no_huge_pages: AtomicBool,
-    /// PR_SET_MDWE: what it never maps to be executed, as bits of prctl(2).
-    pub deny_write_exec: AtomicU32,
-    /// How much rather (or not) it is chosen when memory runs out: -1000 to 1000 (proc(5)).
-    pub oom_score_adj: AtomicI32,
-    /// Its registrations for membarrier(2), as the commands that made them. A child has them, too;
-    /// a new program has none.
-    pub membarrier: AtomicU32,
-    /// set_mempolicy(2)'s policy: its mode, and in the upper half its node.
-    pub memory_policy: AtomicU64,
-    /// Which areas a core file has (/proc/PID/coredump_filter), as the bits that differ from
-    /// [`CORE_FILTER`].
-    core_filter: AtomicU32,
-    /// Who has logged in.
-    pub login: Login,
-    /// A core file is being made of it.
-    pub dumps_core: AtomicBool,
-    /// PR_SET_PTRACER: who else may trace it. Not inherited.
-    pub named_tracer: SpinLock<NamedTracer>,
-    /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
-    pub measures_cpu_time: Arc<AtomicBool>,
-}
-
-/// PR_SET_MDWE: a child begins without it.
-pub const PR_MDWE_NO_INHERIT: u32 = 2;
-
-/// Whom a process lets trace it besides those above it.
-#[derive(Clone, Default)]
-pub enum NamedTracer {
-    /// Nobody.
-    #[default]
-    Nobody,
-    /// Whoever else may (PR_SET_PTRACER_ANY).
-    Anybody,
-    /// This process, and those below it.
-    Process(Weak<Process>),
-}
-
-/// How late a timer may be unless the process says otherwise (prctl(2)).
-const TIMER_SLACK_NS: u64 = 50_000;
-/// What a core file has unless the process says otherwise: anonymous memory, and the headers of
-/// mapped executables (core(5)).
-const CORE_FILTER: u32 = 0x33;
-/// Bits of it that exist.
-const CORE_FILTER_MASK: u32 = 0x1ff;
-
-impl Settings {
-    /// PR_GET_TIMERSLACK, nanoseconds.
-    pub fn timer_slack(&self) -> u64 {
-        match self.timer_slack_ns.load(Ordering::Relaxed) {
-            0 => TIMER_SLACK_NS,
-            slack => slack,
-        }
-    }
-
-    /// Which areas a core file has.
-    pub fn core_filter(&self) -> u32 {
-        self.core_filter.load(Ordering::Relaxed) ^ CORE_FILTER
-    }
-
-    /// Sets [`Settings::core_filter`]; bits that do not exist are dropped.
-    pub fn set_core_filter(&self, value: u32) {
-        self.core_filter.store(value & CORE_FILTER_MASK ^ CORE_FILTER, Ordering::Relaxed);
-    }
-
-    /// What neither a child has nor a new program.
-    pub fn drop_uninherited(&self) {
-        if self.deny_write_exec.load(Ordering::Relaxed) & PR_MDWE_NO_INHERIT != 0 {
-            self.deny_write_exec.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// What a child inherits.
-    #[must_use]
-    pub fn inherit(&self) -> Settings {
-        let settings = Settings::default();
-        let copy = |from: &AtomicBool, to: &AtomicBool| {
-            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
-        };
-        copy(&self.not_dumpable, &settings.not_dumpable);
-        copy(&self.no_huge_pages, &settings.no_huge_pages);
-        let personality = self.personality.load(Ordering::Relaxed);
-        settings.personality.store(personality, Ordering::Relaxed);
-        let slack_ns = self.timer_slack_ns.load(Ordering::Relaxed);
-        settings.timer_slack_ns.store(slack_ns, Ordering::Relaxed);
-        let adjustment = self.oom_score_adj.load(Ordering::Relaxed);
-        settings.oom_score_adj.store(adjustment, Ordering::Relaxed);
-        let policy = self.memory_policy.load(Ordering::Relaxed);
-        settings.memory_policy.store(policy, Ordering::Relaxed);
-        let deny = self.deny_write_exec.load(Ordering::Relaxed);
-        settings.deny_write_exec.store(deny, Ordering::Relaxed);
-        settings.drop_uninherited();
-        settings.login.set(self.login.get());
-        settings.set_core_filter(self.core_filter());
-        settings.membarrier.store(self.membarrier.load(Ordering::Relaxed), Ordering::Relaxed);
-        settings
-    }
 }
 
 /// Largest id, as Linux on 64-bit machines.

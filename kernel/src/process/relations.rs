@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 use abi::general as raw;
 
 use super::signal::{self, SigInfo};
-use super::{ExitState, Pid, Process, init_process, unregister_process};
+use super::{ExitState, Pid, Process, Thread, init_process, unregister_process};
 
 impl Process {
     /// The parent.
@@ -110,9 +110,10 @@ fn reaper_for(process: &Process) -> Option<Arc<Process>> {
 /// A child's parent ends, or the thread of it that made the child: the child may have asked for a
 /// signal then (PR_SET_PDEATHSIG).
 fn send_death_signal(child: &Arc<Process>, parent: &Process) {
-    let signal = child.settings.parent_death_signal.load(Ordering::Relaxed);
-    if signal != 0 {
-        let uid = parent.credentials().uid;
+    let wanted = |thread: &Arc<Thread>| thread.settings.parent_death_signal.load(Ordering::Relaxed);
+    let signals: Vec<u32> = child.threads.lock().iter().map(wanted).filter(|&s| s != 0).collect();
+    let uid = parent.credentials().uid;
+    for signal in signals {
         let info = SigInfo::from_process(signal, raw::SI_USER as i32, parent.pid, uid);
         // A full queue of real-time signals is the child's own fault.
         let _ = signal::send_to_process(child, info);

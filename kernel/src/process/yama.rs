@@ -10,7 +10,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use abi::{Errno, Result};
 use lsm::yama::{DEFAULT, Scope};
 
-use super::{NamedTracer, Process, THREADS_MAX, find_by_tid, hooks};
+use super::settings::NamedTracer;
+use super::{Process, THREADS_MAX, find_by_tid, hooks};
 use crate::process::current;
 use crate::security::Capability;
 

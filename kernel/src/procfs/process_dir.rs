@@ -113,7 +113,10 @@ type Bind = fn(Subject) -> Result<Box<dyn Content>>;
 enum Node {
     /// A file about the process as it is at each read; ESRCH once it has been waited for.
     Now(Show),
-    /// The same, for those who may look into the process then. Others get this error.
+    /// The same, of what is no text that is made at once (seq_file of Linux): it has an end to seek
+    /// from, and no place is wrong to write at.
+    Bytes(Show),
+    /// The same as [`Node::Now`], for those who may look into the process then. Others get this error.
     Inspected(Ids, Errno, Show),
     /// The same, with writing.
     Setting(Show, Store),
@@ -144,7 +147,7 @@ static ENTRIES: &[Row] = &[
     ("cgroup",        0o444, Node::Now(cgroup)),
     ("children",      0o444, Node::Now(status::children)),
     ("clear_refs",    0o200, Node::Setting(|_, _| clear_refs::show(), clear_refs::store)),
-    ("cmdline",       0o444, Node::Now(status::cmdline)),
+    ("cmdline",       0o444, Node::Bytes(status::cmdline)),
     ("comm",          0o644, Node::Line(status::comm, set_comm)),
     ("cpuset",        0o444, Node::Now(cpuset)),
     ("cwd",           0o777, Node::Link(fds::cwd)),
@@ -178,7 +181,7 @@ static ENTRIES: &[Row] = &[
     ("root",          0o777, Node::Link(fds::root)),
     ("sched",         0o644, Node::Now(status::sched)),
     ("schedstat",     0o444, Node::Now(status::schedstat)),
-    ("sessionid",     0o444, Node::Now(login::session)),
+    ("sessionid",     0o444, Node::Bytes(login::session)),
     ("setgroups",     0o644, Node::Bound(|_| Ok(Box::new(GroupsRule)))),
     ("smaps",         0o444, Node::Space(maps::smaps)),
     ("smaps_rollup",  0o444, Node::Space(maps::rollup)),
@@ -247,7 +250,7 @@ static ATTRIBUTES: &[Row] = &[
     ("exec", 0o666, attribute!(b"exec")),
     ("fscreate", 0o666, attribute!(b"fscreate")),
     ("keycreate", 0o666, attribute!(b"keycreate")),
-    ("prev", 0o444, Node::Now(|subject, _| attribute(subject, b"prev"))),
+    ("prev", 0o444, Node::Bytes(|subject, _| attribute(subject, b"prev"))),
     ("sockcreate", 0o666, attribute!(b"sockcreate")),
 ];
 
@@ -327,21 +330,18 @@ impl Node {
     }
 
     fn body(&self, subject: Subject) -> Body {
-        let shown = |show, store: Option<Store>, denial| {
-            let (subject, is_sequence) = (subject.clone(), store.is_none());
+        let shown = |show, store, is_sequence, denial| {
+            let subject = subject.clone();
             Body::File(Box::new(Shown { subject, show, store, is_sequence, denial }))
-        };
-        let sequence = |show, store| {
-            let (subject, store, denial) = (subject.clone(), Some(store), None);
-            Body::File(Box::new(Shown { subject, show, store, is_sequence: true, denial }))
         };
         let unbound =
             |bind, ids| Body::File(Box::new(Unbound { subject: subject.clone(), bind, ids }));
         match *self {
-            Node::Now(show) => shown(show, None, None),
-            Node::Inspected(ids, denial, show) => shown(show, None, Some((ids, denial))),
-            Node::Setting(show, store) => shown(show, Some(store), None),
-            Node::Line(show, store) => sequence(show, store),
+            Node::Now(show) => shown(show, None, true, None),
+            Node::Bytes(show) => shown(show, None, false, None),
+            Node::Inspected(ids, denial, show) => shown(show, None, true, Some((ids, denial))),
+            Node::Setting(show, store) => shown(show, Some(store), false, None),
+            Node::Line(show, store) => shown(show, Some(store), true, None),
             Node::Space(bind) => unbound(bind, Some(Ids::File)),
             Node::Memory(bind) => unbound(bind, Some(Ids::FileToAttach)),
             Node::Bound(bind) => unbound(bind, None),
@@ -634,13 +634,13 @@ fn adjustment(subject: &Subject) -> i32 {
 
 fn timer_slack(subject: &Subject, out: &mut Text) -> Result<()> {
     check_slack(subject)?;
-    writeln!(out, "{}", subject.process.settings.timer_slack());
+    writeln!(out, "{}", subject.main_thread().ok_or_else(gone)?.settings.timer_slack());
     Ok(())
 }
 
 fn set_timer_slack(subject: &Subject, data: &[u8]) -> Result<()> {
     check_slack(subject)?;
-    subject.process.settings.timer_slack_ns.store(parse_number(data)?, Ordering::Relaxed);
+    subject.main_thread().ok_or_else(gone)?.settings.set_timer_slack(parse_number(data)?);
     Ok(())
 }
 

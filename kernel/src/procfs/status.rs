@@ -500,7 +500,8 @@ pub(super) fn timers(subject: &Subject, out: &mut Text) -> Result<()> {
 }
 
 pub(super) fn personality(subject: &Subject, out: &mut Text) -> Result<()> {
-    let personality = subject.process.settings.personality.load(Ordering::Relaxed);
+    let thread = subject.main_thread().ok_or_else(super::gone)?;
+    let personality = thread.settings.personality.load(Ordering::Relaxed);
     writeln!(out, "{personality:08x}");
     Ok(())
 }

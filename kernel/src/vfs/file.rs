@@ -13,6 +13,7 @@ use arrayvec::ArrayVec;
 use machine::speculation::mask_index;
 use machine::sync::SpinLock;
 
+use super::anon::AnonInode;
 use super::path::Location;
 use super::permission::drop_privileges;
 use super::{FileOps, Inode, MovedBy, hooks, inotify, leases, locks};
@@ -242,6 +243,15 @@ impl File {
     #[inline(always)]
     pub fn is_seekable(&self) -> bool {
         self.is_seekable
+    }
+
+    /// Whether it is a stream that lseek(2) succeeds on and leaves where it is: eventfd(2) and the
+    /// like, but no pidfd.
+    pub fn stays(&self) -> bool {
+        let inode = self.inode();
+        inode
+            .downcast_ref::<AnonInode>()
+            .is_some_and(|anon| anon.is_unnumbered() && !anon.is_pidfd())
     }
 
     /// Whether that position ever moves.

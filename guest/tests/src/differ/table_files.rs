@@ -100,7 +100,7 @@ pub const OPENERS: &[Row] = &[
             b"/proc/self/cmdline\0",
             b"/proc/sys/kernel/ostype\0",
             b"/proc/sys/fs/nr_open\0",
-            b"/proc/filesystems\0",
+            b"/proc/self/uid_map\0",
             b"/proc/self/uid_map\0",
         ]);
         d.input(name);

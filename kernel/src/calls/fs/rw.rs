@@ -10,11 +10,10 @@ use machine::task::Current;
 use super::file;
 use crate::base::io::{Sink, Source, read_buffers};
 use crate::base::user::UserPtr;
-use crate::fs::pseudo;
+use crate::fs::pseudo::{self, PseudoInode};
 use crate::ipc::transfer::{self, RequestFlags, read_at, read_stream, write_at, write_stream};
 use crate::process::pidfd::PidFile;
 use crate::process::{Thread, current, file_of};
-use crate::vfs::anon::AnonInode;
 use crate::vfs::inotify::Inotify;
 use crate::vfs::{File, FileType};
 
@@ -194,7 +193,7 @@ pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     if !file.is_seekable() {
-        return lseek_stream(&file);
+        return if file.stays() { Ok(0) } else { Err(Errno::ESPIPE) };
     }
     if let Some(result) = file.ops().seek(offset, whence) {
         return result;
@@ -202,9 +201,9 @@ pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
     if !file.has_positions() {
         return Ok(0);
     }
-    // A directory's end is no position (readdir(3)).
+    // A directory's end is no position (readdir(3)); those of /proc and /sys are empty to it.
     let inode = file.inode();
-    let is_directory = inode.file_type() == FileType::Directory;
+    let is_directory = inode.file_type() == FileType::Directory && !inode.is::<PseudoInode>();
     // Nor has text that is made when it is read one; what takes settings is empty to it.
     let is_text = pseudo::has_end(&file) == Some(false);
     if (is_directory || is_text) && !matches!(whence, raw::SEEK_SET | raw::SEEK_CUR) {
@@ -226,14 +225,6 @@ pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
     let target = (base as i64).checked_add(offset).ok_or(too_far)?;
     *position = u64::try_from(target).map_err(|_| Errno::EINVAL)?;
     Ok(*position)
-}
-
-/// ESPIPE, but for eventfd(2) and the like, which stay where they are.
-fn lseek_stream(file: &File) -> Result<u64> {
-    let inode = file.inode();
-    let anon = inode.downcast_ref::<AnonInode>();
-    let stays = anon.is_some_and(AnonInode::is_unnumbered) && file.ops_as::<PidFile>().is_none();
-    if stays { Ok(0) } else { Err(Errno::ESPIPE) }
 }
 
 fn file_size(file: &File) -> Result<u64> {
