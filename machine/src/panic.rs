@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use entry::PtRegs;
 
 use crate::context_tracking::ipi;
+use crate::cpu::percpu::PerCpu;
 use crate::cpu::{self, linked, log, percpu, power};
 use crate::memory;
 use crate::memory::stack::{self, KERNEL_STACK_SIZE};
@@ -100,6 +101,7 @@ pub(crate) fn nmi(regs: &PtRegs) {
         STOPPED.fetch_add(1, Ordering::SeqCst);
         cpu::halt_forever();
     }
+    ASKED.get().store(false, Ordering::SeqCst);
     if WANT_TRACE.swap(false, Ordering::SeqCst) {
         log::force_unlock();
         log::write(format_args!("limen: cpu {} is at:", percpu::cpu_id()));
@@ -110,6 +112,21 @@ pub(crate) fn nmi(regs: &PtRegs) {
         }
         TRACED.store(true, Ordering::SeqCst);
     }
+}
+
+static ASKED: PerCpu<AtomicBool> =
+    PerCpu::from_array([const { AtomicBool::new(false) }; cpu::MAX_CPUS]);
+
+/// Asks CPU `cpu` for a sign of life, by an NMI: whether it gave one is [`answers`].
+pub fn ask(cpu: usize) {
+    ASKED.of(cpu).store(true, Ordering::SeqCst);
+    ipi::send_nmi(cpu);
+}
+
+/// Whether CPU `cpu` has answered since it was asked last.
+#[must_use]
+pub fn answers(cpu: usize) -> bool {
+    !ASKED.of(cpu).load(Ordering::SeqCst)
 }
 
 static WANT_TRACE: AtomicBool = AtomicBool::new(false);

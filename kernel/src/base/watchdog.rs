@@ -1,12 +1,13 @@
 //! The watchdog: nothing ever hangs silently. Every tick of every CPU checks two things:
 //!
-//! - that every other CPU has ticked within [`LIMIT_NS`]: one that has not runs with interrupts
-//!   masked for ever, or spins for a lock that nobody will free;
+//! - that every other CPU has ticked within [`LIMIT_NS`]: one that has not, and answers an NMI,
+//!   runs with interrupts masked for ever, or spins for a lock that nobody will free;
 //! - that this CPU's thread has come to a point where it may be preempted within [`LIMIT_NS`] of
-//!   being asked: one that has not loops in the kernel.
+//!   the CPU's own time: one that has not loops in the kernel.
 //!
 //! Either prints where every CPU is, and panics. Idle CPUs tick too, once a second
-//! (`time::arm_idle`).
+//! (`time::arm_idle`). Neither takes a CPU for stuck that its host does not run
+//! (`scheduler::watch`, which decides).
 //!
 //! Where no CPU ticked for much longer, the machine as a whole stood still: its process was
 //! stopped, or its host slept. That says nothing of any CPU, and such time does not count: all
@@ -23,13 +24,13 @@ use context_tracking::state::Context;
 use context_tracking::work::Cause;
 use machine::context;
 use machine::cpu::{MAX_CPUS, cpu_count};
+use machine::panic::{answers, ask};
 use machine::percpu::{PerCpu, cpu_id};
 use machine::sync::SpinLock;
+use scheduler::watch::{Asked, LIMIT_NS, Probe, Verdict, of_silent};
 
 use crate::base::time::NS_PER_SEC;
 
-/// How long no progress is still taken for slowness: 10 s.
-pub const LIMIT_NS: u64 = 10 * NS_PER_SEC;
 /// Without any tick for so long, the machine stood still: 3 s, where idle CPUs tick once a second.
 const STANDSTILL_NS: u64 = 3 * NS_PER_SEC;
 /// So much older the latest tick may seem than it is: not each tick writes what all CPUs share.
@@ -38,13 +39,26 @@ const ROUGHLY_NS: u64 = NS_PER_SEC / 4;
 struct Progress {
     /// Last tick; 0 before the first.
     ticked_ns: AtomicU64,
-    /// Since when the CPU has had no pass of the scheduler although asked for one; 0: it is not
-    /// asked.
-    asked_ns: AtomicU64,
+    /// What the CPU has run without a pass of the scheduler although asked for one ([`Asked`]).
+    asked: AtomicU64,
+    /// When a CPU that does not tick by itself was interrupted; 0: it was not.
+    interrupted_ns: AtomicU64,
+    /// The silence for which it was sent an NMI: since when; 0: none was.
+    probed_ns: AtomicU64,
+    /// When somebody saw that it had answered; 0: nobody has.
+    answered_ns: AtomicU64,
 }
 
 static PROGRESS: PerCpu<Progress> = PerCpu::from_array(
-    [const { Progress { ticked_ns: AtomicU64::new(0), asked_ns: AtomicU64::new(0) } }; MAX_CPUS],
+    [const {
+        Progress {
+            ticked_ns: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+            interrupted_ns: AtomicU64::new(0),
+            probed_ns: AtomicU64::new(0),
+            answered_ns: AtomicU64::new(0),
+        }
+    }; MAX_CPUS],
 );
 
 /// The latest tick of any CPU; 0 before the first.
@@ -86,7 +100,8 @@ fn note_tick(now_ns: u64) {
 #[inline]
 pub fn passed(now_ns: u64) {
     let mine = PROGRESS.get();
-    mine.asked_ns.store(0, Ordering::Relaxed);
+    mine.asked.store(0, Ordering::Relaxed);
+    mine.interrupted_ns.store(0, Ordering::Relaxed);
     mine.ticked_ns.store(watched(now_ns), Ordering::Relaxed);
 }
 
@@ -96,27 +111,62 @@ pub fn interrupted() {
     PROGRESS.get().ticked_ns.store(now_ns, Ordering::Relaxed);
 }
 
-/// Looks after a CPU without tick. True: it has been in the kernel for too long.
-fn is_stuck_without_tick(cpu: usize, now_ns: u64) -> bool {
+/// What an NMI says of a CPU that has been silent since `since_ns`.
+fn probe_of(cpu: usize, since_ns: u64, now_ns: u64) -> Probe {
+    let its = PROGRESS.of(cpu);
+    if its.probed_ns.load(Ordering::Acquire) != since_ns {
+        return Probe::None;
+    }
+    if !answers(cpu) {
+        return Probe::Sent;
+    }
+    // The first who sees it notes when that was.
+    let noted = its.answered_ns.compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed);
+    Probe::Answered(now_ns.saturating_sub(noted.err().unwrap_or(now_ns)))
+}
+
+/// Judges a CPU that shows no sign of life since `since_ns`. Panics if it is `what`.
+fn judge(cpu: usize, since_ns: u64, now_ns: u64, what: &str) {
+    let silent_ns = now_ns.saturating_sub(since_ns);
+    if silent_ns <= LIMIT_NS {
+        return;
+    }
+    match of_silent(silent_ns, probe_of(cpu, since_ns, now_ns)) {
+        Verdict::Fine => {}
+        Verdict::Ask => {
+            let its = PROGRESS.of(cpu);
+            ask(cpu);
+            its.answered_ns.store(0, Ordering::Relaxed);
+            its.probed_ns.store(since_ns, Ordering::Release);
+        }
+        Verdict::Stuck => machine::panic::stuck(format_args!("watchdog: cpu {cpu} {what}")),
+        Verdict::Deaf => {
+            machine::panic::stuck(format_args!("watchdog: cpu {cpu} does not answer an NMI"))
+        }
+    }
+}
+
+/// Looks after a CPU without tick.
+fn look_after(cpu: usize, now_ns: u64) {
     let its = PROGRESS.of(cpu);
     if context::of(cpu) != Context::Kernel || crate::base::sched::is_idle(cpu) {
-        its.asked_ns.store(0, Ordering::Relaxed);
+        its.interrupted_ns.store(0, Ordering::Relaxed);
         its.ticked_ns.store(now_ns, Ordering::Relaxed);
-        return false;
+        return;
     }
-    let asked_ns = its.asked_ns.load(Ordering::Relaxed);
+    let interrupted_ns = its.interrupted_ns.load(Ordering::Relaxed);
+    if interrupted_ns != 0 {
+        return judge(cpu, interrupted_ns, now_ns, "is stuck in the kernel");
+    }
     let ticked_ns = its.ticked_ns.load(Ordering::Relaxed);
-    if asked_ns != 0 {
-        return now_ns.saturating_sub(asked_ns) > LIMIT_NS;
-    }
     let silent = ticked_ns != 0 && now_ns.saturating_sub(ticked_ns) > LIMIT_NS / 2;
+    let first = |word: &AtomicU64| {
+        word.compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    };
     // One of those who look asks.
-    let asks = silent
-        && its.asked_ns.compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-    if asks {
+    if silent && first(&its.interrupted_ns) {
         machine::ipi::send_reschedule(cpu, Cause::Watchdog);
     }
-    false
 }
 
 /// Called by every tick. `asked`: the running thread has been asked to let others run.
@@ -124,24 +174,21 @@ pub fn tick(now_ns: u64, asked: bool) {
     note_tick(now_ns);
     let now_ns = watched(now_ns);
     let mine = PROGRESS.get();
-    mine.ticked_ns.store(now_ns, Ordering::Relaxed);
-    let asked_ns = mine.asked_ns.load(Ordering::Relaxed);
-    if asked && asked_ns == 0 {
-        mine.asked_ns.store(now_ns, Ordering::Relaxed);
-    } else if asked_ns != 0 && now_ns.saturating_sub(asked_ns) > LIMIT_NS {
+    let gap_ns = now_ns.saturating_sub(mine.ticked_ns.swap(now_ns, Ordering::Relaxed));
+    let since = Asked::from_word(mine.asked.load(Ordering::Relaxed)).tick(asked, gap_ns);
+    mine.asked.store(since.word(), Ordering::Relaxed);
+    if since.is_stuck() {
         panic!("watchdog: cpu {} has looped in the kernel for 10 s", cpu_id());
     }
     let tickless = context::isolation().nohz_full;
-    for cpu in 0..cpu_count() {
-        if tickless & 1 << cpu != 0 && cpu != cpu_id() {
-            if is_stuck_without_tick(cpu, now_ns) {
-                machine::panic::stuck(format_args!("watchdog: cpu {cpu} is stuck in the kernel"));
-            }
+    for cpu in (0..cpu_count()).filter(|&cpu| cpu != cpu_id()) {
+        if tickless & 1 << cpu != 0 {
+            look_after(cpu, now_ns);
             continue;
         }
         let ticked_ns = PROGRESS.of(cpu).ticked_ns.load(Ordering::Relaxed);
-        if ticked_ns != 0 && now_ns.saturating_sub(ticked_ns) > LIMIT_NS {
-            machine::panic::stuck(format_args!("watchdog: cpu {cpu} has not ticked for 10 s"));
+        if ticked_ns != 0 {
+            judge(cpu, ticked_ns, now_ns, "has not ticked for 10 s");
         }
     }
 }

@@ -350,7 +350,7 @@ fn call_corrupted_vtable() {
     _ = black_box(bad).area(1);
 }
 
-/// Does what a program has asked for: a call that must be stopped. `user` is an address of the
+/// Does what a program has asked for: a call that must be stopped, or a loop. `user` is an address of the
 /// program's code. False: no such fault.
 pub fn provoke(fault: &[u8]) -> bool {
     static DATA: AtomicU64 = AtomicU64::new(0);
@@ -368,9 +368,21 @@ pub fn provoke(fault: &[u8]) -> bool {
         b"in-interrupt" => _ = run_in_interrupt(),
         b"in-report" => fail_within_report(),
         b"return-address" => return return_address().is_ok(),
+        b"loop" => spin(),
+        b"masked-loop" => {
+            let _irq = crate::cpu::sync::IrqGuard::new();
+            spin();
+        }
         _ => return false,
     }
     true
+}
+
+/// Never ends.
+fn spin() {
+    while black_box(true) {
+        core::hint::spin_loop();
+    }
 }
 
 pub(super) fn fail_once() {

@@ -8,7 +8,7 @@
 //! the time in, and hold their lock.
 //!
 //! Reading order: [`class`], [`queue`] (one CPU), [`balance`] (several), `tree` (the data
-//! structure). README.md derives the promise, and `tests/world` searches for what breaks it.
+//! structure); [`watch`] by itself. README.md derives the promise, and `tests/world` searches for what breaks it.
 
 #![no_std]
 
@@ -18,6 +18,7 @@ pub mod balance;
 pub mod class;
 pub mod queue;
 mod tree;
+pub mod watch;
 
 pub use class::{Class, Share};
 pub use queue::{Arrival, Entity, Handle, Preempt, RunQueue};
