@@ -78,13 +78,12 @@ impl Linux {
         let initramfs = boot.dir.join("linux.cpio");
         paths::write(&initramfs, archive)?;
         let serial = port_file(boot.dir, "serial");
-        let threads = if boot.smp > 1 { "multi" } else { "single" };
         let mut command: Vec<OsString> = vec![qemu::program()];
         let options = "-no-user-config -nodefaults -no-reboot -display none";
         command.extend(options.split(' ').map(OsString::from));
         for (name, value) in [
             ("-M", MACHINE.into()),
-            ("-accel", format!("tcg,thread={threads}").into()),
+            ("-accel", qemu::emulation(boot.smp).into()),
             ("-cpu", OsString::from(boot.cpu)),
             ("-smp", boot.smp.to_string().into()),
             ("-m", format!("{}M", boot.memory_mib).into()),

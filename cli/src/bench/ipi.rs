@@ -178,13 +178,7 @@ fn entry_cost(kernel: &Path, mode: &str, pti: &str, cpu: &str) -> Result<Cost, E
     let dir = paths::scratch()?;
     let append = format!("{pti} isolcpus=1 nohz_full=1 defer={mode}");
     let machine = qemu(kernel, append, Some(cpu.to_owned()), 2);
-    let mut command = limen_command(&machine, &["--entry".to_owned()], dir.path())?;
-    // A counted machine has one thread for all CPUs.
-    for word in &mut command {
-        if *word == "tcg,thread=multi" {
-            *word = "tcg,thread=single".into();
-        }
-    }
+    let command = limen_command(&machine, &["--entry".to_owned()], dir.path())?;
     let _slow = Progress::of("the machine runs");
     rig::run_within(&command, Clock::Counted, dir.path(), kernel::LIMIT)?;
     let figures = said(dir.path(), "stdio", "Limen")?;

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use crate::run::qemu;
 use crate::{Error, children, words};
 
 /// What makes a run reproducible.
@@ -30,9 +31,6 @@ const FIXED: [&str; 8] = [
 /// Kernel parameters, of Limen and of Linux, under which program and kernel lie at the same places
 /// in every boot: a random place costs a page more or less, which no protection has to do with.
 pub(crate) const SAME_PLACES: &str = "nokaslr norandmaps";
-/// How the CPUs of a machine run in emulation, and how they are counted.
-const SIDE_BY_SIDE: &str = "tcg,thread=multi";
-const IN_TURNS: &str = "tcg,thread=single";
 /// The boot that is timed by the host's clock is worth nothing if it takes that long.
 pub(super) const WALL_LIMIT: Duration = Duration::from_secs(20);
 /// How often to look whether QEMU has ended; wall times are that coarse.
@@ -58,8 +56,9 @@ pub(crate) fn run_within(
     let [program, words @ ..] = command else { return Err("an empty command".into()) };
     let mut qemu = children::emulator(program);
     // CPUs that run side by side have no count in common.
-    let is_turns = |word: &&OsString| clock == Clock::Counted && *word == SIDE_BY_SIDE;
-    let words = words.iter().map(|word| if is_turns(&word) { IN_TURNS.as_ref() } else { &**word });
+    let (side_by_side, in_turns) = (qemu::emulation(2), qemu::emulation(1));
+    let is_turns = |word: &&OsString| clock == Clock::Counted && **word == *side_by_side;
+    let words = words.iter().map(|word| if is_turns(&word) { in_turns.as_ref() } else { &**word });
     qemu.args(words).stdin(Stdio::null()).stdout(messages.try_clone()?).stderr(messages);
     if clock == Clock::Counted {
         qemu.args(FIXED);

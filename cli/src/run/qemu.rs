@@ -83,6 +83,17 @@ pub(crate) enum Wires {
     Files { initramfs: PathBuf, dir: PathBuf },
 }
 
+/// MiB of translated code that QEMU keeps in emulation, where it would take 1 GiB: it keeps code by
+/// its virtual address, so that each start of a program translates libc anew, and a page that has
+/// gathered much of it takes seconds to be written to once it is used for something else.
+const TRANSLATED_MIB: u32 = 128;
+
+/// How QEMU emulates a machine: CPUs run side by side where there are several.
+pub(crate) fn emulation(smp: u8) -> String {
+    let threads = if smp > 1 { "multi" } else { "single" };
+    format!("tcg,thread={threads},tb-size={TRANSLATED_MIB}")
+}
+
 /// Where [`Wires::Files`] puts what a port says.
 pub(crate) fn port_file(dir: &Path, port: &str) -> PathBuf {
     dir.join(port).with_extension("log")
@@ -133,10 +144,9 @@ impl Qemu {
         line.option("-M", machine);
         // virtio 1.x registers, as on PCI, and not those of the drafts before it.
         line.option("-global", "virtio-mmio.force-legacy=false");
-        let threads = if self.smp > 1 { "multi" } else { "single" };
         let (accel, cpu) = match self.accel {
             Accel::Kvm => ("kvm".to_owned(), "host"),
-            Accel::Tcg => (format!("tcg,thread={threads}"), "max"),
+            Accel::Tcg => (emulation(self.smp), "max"),
         };
         line.option("-accel", accel).option("-cpu", self.cpu.as_deref().unwrap_or(cpu));
         line.option("-smp", self.smp.to_string()).option("-m", format!("{}M", self.memory_mib));
