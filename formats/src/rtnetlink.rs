@@ -13,6 +13,7 @@ use crate::sockaddr;
 pub const NETLINK_ROUTE: u32 = 0;
 /// Bytes of `struct nlmsghdr`.
 pub const HEADER_BYTES: usize = 16;
+const NLM_F_REQUEST: u8 = 1;
 const NLM_F_MULTI: u16 = 2;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
@@ -56,11 +57,16 @@ pub struct Request<'a> {
 type Ids = (u32, u32);
 
 impl<'a> Request<'a> {
-    /// None if the bytes are no more than a header.
+    /// None if the bytes are no more than a header, if it gives them another length than they have
+    /// at least, or if they do not say that they ask for something (NLM_F_REQUEST).
     #[must_use]
     pub fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (header, rest) = bytes.split_first_chunk()?;
-        Some(Request { header, family: *rest.first()? })
+        let [a, b, c, d, _, _, flags, ..]: [u8; HEADER_BYTES] = *header;
+        let len = u32::from_ne_bytes([a, b, c, d]) as usize;
+        let is_whole = (HEADER_BYTES + 1..=bytes.len()).contains(&len);
+        let asks = flags & NLM_F_REQUEST != 0;
+        (is_whole && asks).then_some(Request { header, family: *rest.first()? })
     }
 
     /// The messages that answer it, in the order in which they are sent: a list, if it has members,
@@ -217,5 +223,15 @@ mod tests {
         for len in 0..=HEADER_BYTES {
             assert!(Request::decode(&whole[..len]).is_none());
         }
+        let changed = |at: usize, byte: u8| {
+            let mut bytes = whole.clone();
+            bytes[at] = byte;
+            Request::decode(&bytes).is_some()
+        };
+        let len = whole.len() as u8;
+        assert!(changed(0, len) && changed(0, len - 3));
+        // A length that is not there, or none; and what asks for nothing.
+        assert!(!changed(0, len + 1) && !changed(1, 1) && !changed(0, HEADER_BYTES as u8));
+        assert!(!changed(6, 0));
     }
 }

@@ -65,8 +65,8 @@ struct Rig<'a> {
 struct Borne {
     /// Its key, where `*` stands for any text.
     pattern: String,
-    /// The program of the default seed that shows it.
-    witness: u64,
+    /// The seed and the program that show it.
+    witness: (u64, u64),
 }
 
 /// A program with some of its calls: its number, and the mask of them.
@@ -264,9 +264,14 @@ impl Rig<'_> {
     fn silent(&self, fired: &BTreeMap<usize, u64>) -> Result<Vec<String>, Error> {
         let others =
             || self.list.iter().enumerate().filter(|(number, _)| !fired.contains_key(number));
-        let list: BTreeSet<Which> = others().map(|(_, borne)| (borne.witness, u64::MAX)).collect();
         let mut outcome = Outcome::default();
-        self.look(DEFAULT_SEED, &list.into_iter().collect::<Vec<_>>(), &mut outcome)?;
+        let seeds: BTreeSet<u64> = others().map(|(_, borne)| borne.witness.0).collect();
+        for seed in seeds {
+            let of_seed = others().filter(|(_, borne)| borne.witness.0 == seed);
+            let list: BTreeSet<Which> =
+                of_seed.map(|(_, borne)| (borne.witness.1, u64::MAX)).collect();
+            self.look(seed, &list.into_iter().collect::<Vec<_>>(), &mut outcome)?;
+        }
         let silent = others().filter(|(number, _)| !outcome.fired.contains_key(number));
         Ok(silent.map(|(_, borne)| borne.pattern.clone()).collect())
     }
@@ -457,7 +462,11 @@ fn parse_allowed(text: &str) -> Result<Vec<Borne>, Error> {
         let fields: Vec<&str> = line.split('|').map(str::trim).collect();
         let [pattern, witness, reason] = fields[..] else { return None };
         let is_whole = !pattern.is_empty() && !reason.is_empty();
-        is_whole.then_some(Borne { pattern: pattern.to_owned(), witness: witness.parse().ok()? })
+        let (seed, program) = match witness.split_once(' ') {
+            Some((seed, program)) => (seed.parse().ok()?, program.parse().ok()?),
+            None => (DEFAULT_SEED, witness.parse().ok()?),
+        };
+        is_whole.then_some(Borne { pattern: pattern.to_owned(), witness: (seed, program) })
     };
     let error = |line| format!("{ALLOWED}: not KEY | PROGRAM | REASON: {line}").into();
     lines.map(|line| entry(line).ok_or_else(|| error(line))).collect()
@@ -491,7 +500,7 @@ mod tests {
     }
 
     fn borne(pattern: &str) -> Vec<Borne> {
-        vec![Borne { pattern: pattern.to_owned(), witness: 0 }]
+        vec![Borne { pattern: pattern.to_owned(), witness: (1, 0) }]
     }
 
     #[test]
@@ -548,7 +557,7 @@ mod tests {
         let allowed = parse_allowed("# note\nstat # * | 17 | why\n").unwrap();
         assert!(matches(&allowed[0].pattern, "stat # EINVAL"));
         assert!(!matches(&allowed[0].pattern, "fstat # EINVAL"));
-        assert_eq!(allowed[0].witness, 17);
+        assert_eq!(allowed[0].witness, (1, 17));
         for wrong in ["stat # *\n", "stat # * | 17 |\n", "stat | x | why\n"] {
             assert!(parse_allowed(wrong).is_err());
         }

@@ -14,6 +14,10 @@ tests!("found":
     texts_before_places, what_a_pidfd_is, who_writes_keeps_a_mount_writable,
     words_are_private_or_shared, what_nobody_took_comes_back,
     what_a_thread_sets_for_itself, where_texts_end, nothing_moved_from_a_counter,
+    the_way_to_the_last_name, names_of_one_object, signals_for_the_ended, who_is_woken_first,
+    settings_of_any_length, packets_take_pages, what_is_in_a_stream, broken_off_is_told,
+    all_who_listen, options_that_are_too_short, shut_down_before_told, requests_without_a_length,
+    raw_sockets_bind_and_receive, what_is_meant_by_halves, modes_of_names_of_sockets, what_a_socket_would_have_replaced,
     attributes_without_a_name, entering_the_own_namespaces, how_long_packets_may_be,
 );
 
@@ -336,7 +340,7 @@ fn what_a_thread_sets_for_itself() {
     assert_eq!((persona(), slack()), (before, slack_before));
 }
 
-/// Directories of /proc, and what there is no text that is made at once, are empty files to lseek(2),
+/// Directories of /proc, and what there is no text made at once, are empty files to lseek(2),
 /// and may be written at any place by whoever they let write.
 fn where_texts_end() {
     let seek = |path: &str, at: i64, from: i32| sc!(SYS_lseek, open(path, O_RDONLY).fd(), at, from);
@@ -363,6 +367,321 @@ fn nothing_moved_from_a_counter() {
     let (pidfd, at) = (sc!(SYS_pidfd_open, pid(), 0).fd(), 0x1000u64);
     sc!(SYS_sendfile, -1i32, pidfd, &raw const at, 1).fails(EBADF);
     sc!(SYS_sendfile, counter, pidfd, &raw const at, 1).fails(EINVAL);
+}
+
+/// Who may not search a directory is told so before what is wrong with the last name.
+fn the_way_to_the_last_name() {
+    let d = dir();
+    let dot = c(&format!("{d}/."));
+    sc!(SYS_chmod, c(&d).as_ptr(), 0o666).is(0);
+    in_child(|| {
+        sc!(SYS_setresuid, 1234, 1234, 1234).is(0);
+        sc!(SYS_unlinkat, AT_FDCWD, dot.as_ptr(), AT_REMOVEDIR).fails(EACCES);
+        sc!(SYS_unlinkat, AT_FDCWD, dot.as_ptr(), 0).fails(EACCES);
+        sc!(SYS_mkdir, dot.as_ptr(), 0o700).fails(EACCES);
+        sc!(SYS_rename, dot.as_ptr(), c"..".as_ptr()).fails(EACCES);
+        sc!(SYS_rename, c("/proc/..").as_ptr(), dot.as_ptr()).fails(EACCES);
+    });
+    sc!(SYS_unlinkat, AT_FDCWD, dot.as_ptr(), AT_REMOVEDIR).fails(EINVAL);
+    sc!(SYS_mkdir, dot.as_ptr(), 0o700).fails(EEXIST);
+    sc!(SYS_rename, dot.as_ptr(), c"..".as_ptr()).fails(EBUSY);
+}
+
+/// Who may not change either may rename one to the other: nothing is done.
+fn names_of_one_object() {
+    in_child(|| {
+        sc!(SYS_setresuid, 1234, 1234, 1234).is(0);
+        sc!(SYS_rename, c"/dev/zero".as_ptr(), c"/dev/zero".as_ptr()).is(0);
+        sc!(SYS_rename, c"/dev/zero".as_ptr(), c"/dev/null".as_ptr()).fails(EACCES);
+    });
+}
+
+/// What has ended and was not waited for still gets signals, to no effect.
+fn signals_for_the_ended() {
+    let child = fork(|| 0);
+    let mut info = [0u64; 16];
+    sc!(SYS_waitid, P_PID, child, info.as_mut_ptr(), WEXITED | WNOWAIT, 0).is(0);
+    sc!(SYS_tkill, child, SIGTERM).is(0);
+    sc!(SYS_tkill, child, 65).fails(EINVAL);
+    sc!(SYS_tgkill, child, child, 0).is(0);
+    sc!(SYS_tgkill, pid(), child, 0).fails(ESRCH);
+    wait_code(child, 0);
+    sc!(SYS_tkill, child, SIGTERM).fails(ESRCH);
+}
+
+/// A process's signal is the first thread's, whoever sends it, unless that one blocks it.
+fn who_is_woken_first() {
+    static TAKER: AtomicU32 = AtomicU32::new(0);
+    extern "C" fn take(_signal: i32) {
+        TAKER.store(tid() as u32, SeqCst);
+    }
+    in_child(|| {
+        on_signal(SIGURG, take as *const () as usize, 0, 0);
+        let send = || {
+            TAKER.store(0, SeqCst);
+            std::thread::spawn(|| {
+                // Who makes a thread blocks all signals meanwhile.
+                nap(50);
+                sc!(SYS_kill, pid(), SIGURG).is(0);
+                until(|| TAKER.load(SeqCst) != 0);
+            })
+            .join()
+            .unwrap();
+            TAKER.load(SeqCst)
+        };
+        assert_eq!(send(), pid() as u32);
+        sigmask(SIG_BLOCK, bit(SIGURG));
+        let thread = std::thread::spawn(|| {
+            sigmask(SIG_UNBLOCK, bit(SIGURG));
+            TAKER.store(0, SeqCst);
+            sc!(SYS_kill, pid(), SIGURG).is(0);
+            until(|| TAKER.load(SeqCst) != 0);
+            assert_eq!(TAKER.load(SeqCst), tid() as u32);
+        });
+        thread.join().unwrap();
+    });
+}
+
+/// Nobody writes or reads 4 MiB of a setting at once; devices without data never wait.
+fn settings_of_any_length() {
+    let large = anon(4 << 20);
+    let fd = open("/proc/sys/kernel/ostype", O_RDONLY).fd();
+    sc!(SYS_read, fd, large, 4 << 20).fails(ENOMEM);
+    assert!(sc!(SYS_read, fd, large, (4 << 20) - 1).must() > 0);
+    unmap(large, 4 << 20);
+    let vector = [0usize, 0];
+    let bad = [8usize, 1];
+    let cmdline = open("/proc/self/cmdline", O_RDWR).fd();
+    sc!(SYS_pwritev2, cmdline, 8, 1, 0, 0, 0).fails(EINVAL);
+    for name in ["/dev/null", "/dev/zero"] {
+        let fd = open(name, O_RDWR).fd();
+        sc!(SYS_pwritev2, fd, vector.as_ptr(), 1, 0, 0, RWF_NOWAIT).is(0);
+        let bytes = [vector.as_ptr() as usize, 8];
+        sc!(SYS_pwritev2, fd, bytes.as_ptr(), 1, 0, 0, RWF_NOWAIT).is(8);
+        sc!(SYS_preadv2, fd, bad.as_ptr(), 0, 0, 0, RWF_NOWAIT).is(0);
+    }
+}
+
+/// A packet has pages of its own in a pipe (pipe(2), O_DIRECT).
+fn packets_take_pages() {
+    let (r, w) = pipe_flags(O_DIRECT | O_NONBLOCK);
+    sc!(SYS_fcntl, w, F_SETPIPE_SZ, 8192).is(8192);
+    let send = |len: usize| sc!(SYS_write, w, [0u8; 5000].as_ptr(), len);
+    send(25).is(25);
+    send(30).is(30);
+    send(1).fails(EAGAIN);
+    let mut unread = 0i32;
+    sc!(SYS_ioctl, r, FIONREAD, &raw mut unread).is(0);
+    assert_eq!(unread, 55);
+    sc!(SYS_fcntl, w, F_SETPIPE_SZ, 4096).fails(EBUSY);
+    assert_eq!(read(r, 10).len(), 10);
+    send(4096).is(4096);
+    send(1).fails(EAGAIN);
+    assert_eq!(read(r, 100).len(), 30);
+    assert_eq!(read(r, 5000).len(), 4096);
+    sc!(SYS_fcntl, w, F_SETPIPE_SZ, 4096).is(4096);
+    send(4096).is(4096);
+}
+
+fn unix_pair(kind: i32) -> [i32; 2] {
+    let mut pair = [0i32; 2];
+    sc!(SYS_socketpair, AF_UNIX, kind | SOCK_NONBLOCK, 0, pair.as_mut_ptr()).is(0);
+    pair
+}
+
+/// The urgent byte of a unix stream counts until it was received.
+fn what_is_in_a_stream() {
+    let [a, b] = unix_pair(SOCK_STREAM);
+    let unread = || {
+        let mut bytes = 0i32;
+        sc!(SYS_ioctl, a, FIONREAD, &raw mut bytes).is(0);
+        bytes
+    };
+    sc!(SYS_sendto, b, b"e".as_ptr(), 1, MSG_OOB, 0, 0).is(1);
+    assert_eq!(unread(), 1);
+    let mut byte = 0u8;
+    sc!(SYS_recvfrom, a, &raw mut byte, 1, MSG_OOB, 0, 0).is(1);
+    assert_eq!(unread(), 0);
+}
+
+fn error_of(socket: i32) -> i32 {
+    let (mut error, mut len) = (0i32, 4u32);
+    sc!(SYS_getsockopt, socket, SOL_SOCKET, SO_ERROR, &raw mut error, &raw mut len).is(0);
+    error
+}
+
+/// Who sent what the peer never read is told so as an error of the socket, too.
+fn broken_off_is_told() {
+    for kind in [SOCK_STREAM, SOCK_SEQPACKET] {
+        let [a, b] = unix_pair(kind);
+        write(a, b"unread");
+        close(b);
+        assert_eq!((error_of(a), error_of(a)), (ECONNRESET, 0));
+    }
+}
+
+fn inet(port: u16, ip: [u8; 4]) -> [u8; 16] {
+    let [high, low] = port.to_be_bytes();
+    let [a, b, c, d] = ip;
+    [AF_INET as u8, 0, high, low, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0]
+}
+
+/// Datagrams to all who listen on the loopback need SO_BROADCAST.
+fn all_who_listen() {
+    let udp = || sc!(SYS_socket, AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0).fd();
+    let bind = |s: i32, at: [u8; 16]| sc!(SYS_bind, s, at.as_ptr(), 16);
+    let (listener, sender, other) = (udp(), udp(), udp());
+    bind(listener, inet(0, [0; 4])).is(0);
+    let (mut name, mut len) = ([0u8; 16], 16u32);
+    sc!(SYS_getsockname, listener, name.as_mut_ptr(), &raw mut len).is(0);
+    let port = u16::from_be_bytes([name[2], name[3]]);
+    bind(sender, inet(0, [127, 0, 0, 1])).is(0);
+    let send = |s: i32, ip: [u8; 4]| {
+        let to = inet(port, ip);
+        sc!(SYS_sendto, s, b"all".as_ptr(), 3, 0, to.as_ptr(), 16)
+    };
+    for ip in [[255; 4], [127, 255, 255, 255]] {
+        let on = 1i32;
+        send(sender, ip).fails(EACCES);
+        sc!(SYS_setsockopt, sender, SOL_SOCKET, SO_BROADCAST, &raw const on, 4).is(0);
+        send(sender, ip).is(3);
+        let mut got = [0u8; 8];
+        sc!(SYS_recvfrom, listener, got.as_mut_ptr(), 8, 0, 0, 0).is(3);
+        let off = 0i32;
+        sc!(SYS_setsockopt, sender, SOL_SOCKET, SO_BROADCAST, &raw const off, 4).is(0);
+    }
+    send(other, [127, 255, 255, 255]).fails(EACCES);
+    let tcp = sc!(SYS_socket, AF_INET, SOCK_STREAM, 0).fd();
+    sc!(SYS_connect, tcp, inet(port, [127, 255, 255, 255]).as_ptr(), 16).fails(ENETUNREACH);
+}
+
+/// Of an option that is shorter than a number nothing is read, where all are numbers.
+fn options_that_are_too_short() {
+    let tcp = sc!(SYS_socket, AF_INET6, SOCK_STREAM, 0).fd();
+    let udp = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    let set = |s: i32, level: i32, name: i32| sc!(SYS_setsockopt, s, level, name, 8, 1);
+    set(tcp, IPPROTO_TCP, TCP_NODELAY).fails(EINVAL);
+    set(tcp, IPPROTO_IPV6, IPV6_UNICAST_HOPS).fails(EINVAL);
+    set(udp, IPPROTO_UDP, 1).fails(EINVAL);
+    set(udp, IPPROTO_IP, IP_TTL).fails(EFAULT);
+    set(tcp, IPPROTO_TCP, TCP_CONGESTION).fails(EFAULT);
+}
+
+/// A connection that failed and was shut down before that was told is never made again.
+fn shut_down_before_told() {
+    let tcp = sc!(SYS_socket, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0).fd();
+    let nobody = inet(1, [127, 0, 0, 1]);
+    sc!(SYS_connect, tcp, nobody.as_ptr(), 16).fails(EINPROGRESS);
+    until(|| {
+        let mut entry = pollfd { fd: tcp, events: POLLOUT, revents: 0 };
+        sc!(SYS_poll, &raw mut entry, 1, 0).must() == 1
+    });
+    assert_eq!(error_of(tcp), ECONNREFUSED);
+    sc!(SYS_shutdown, tcp, SHUT_WR).fails(ENOTCONN);
+    for _ in 0..2 {
+        sc!(SYS_connect, tcp, nobody.as_ptr(), 16).fails(EINVAL);
+    }
+    let nobody_at_all = [0u8; 16];
+    sc!(SYS_connect, tcp, nobody_at_all.as_ptr(), 16).is(0);
+    sc!(SYS_connect, tcp, nobody.as_ptr(), 16).fails(EINPROGRESS);
+}
+
+/// What is no request, or gives another length than it has, is not answered (netlink(7)).
+fn requests_without_a_length() {
+    let netlink = sc!(SYS_socket, AF_NETLINK, SOCK_DGRAM | SOCK_NONBLOCK, 0).fd();
+    let answered = |bytes: &[u8]| {
+        write(netlink, bytes);
+        let mut entry = pollfd { fd: netlink, events: POLLIN, revents: 0 };
+        let is_answered = sc!(SYS_poll, &raw mut entry, 1, 0).must() == 1;
+        let mut answer = [0u8; 4096];
+        while sc!(SYS_recvfrom, netlink, answer.as_mut_ptr(), 4096, 0, 0, 0).is_ok() {}
+        is_answered
+    };
+    let request = |len: u32, flags: u16| {
+        let mut bytes = [0u8; 32];
+        bytes[..4].copy_from_slice(&len.to_ne_bytes());
+        // RTM_GETLINK.
+        bytes[4] = 18;
+        bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
+        bytes
+    };
+    assert!(answered(&request(32, 0x301)));
+    assert!(!answered(&request(33, 0x301)) && !answered(&request(15, 0x301)));
+    assert!(!answered(&request(32, 0x300)));
+    assert!(!answered(b"abcdefghijklmnopqrstuvwxyz"));
+}
+
+/// Raw sockets have no urgent data, and those of IPv4 do not look at the family to be bound.
+fn raw_sockets_bind_and_receive() {
+    for (domain, protocol) in [(AF_INET, IPPROTO_TCP), (AF_INET6, IPPROTO_UDP)] {
+        let raw = sc!(SYS_socket, domain, SOCK_RAW | SOCK_NONBLOCK, protocol).fd();
+        let mut byte = 0u8;
+        sc!(SYS_recvfrom, raw, &raw mut byte, 1, MSG_OOB, 0, 0).fails(EOPNOTSUPP);
+        let mut at = [0u8; 28];
+        at[..2].copy_from_slice(&77u16.to_ne_bytes());
+        at[4..8].copy_from_slice(&[192, 0, 2, 1]);
+        let error = if domain == AF_INET { EADDRNOTAVAIL } else { EINVAL };
+        sc!(SYS_bind, raw, at.as_ptr(), 28).fails(error);
+        let (mut value, mut len) = (0i32, 4u32);
+        let mut get = |level: i32, name: i32| {
+            sc!(SYS_getsockopt, raw, level, name, &raw mut value, &raw mut len)
+        };
+        let error = if domain == AF_INET { EOPNOTSUPP } else { ENOPROTOOPT };
+        get(protocol, 9).fails(error);
+        get(SOL_SOCKET, SO_REUSEADDR).is(0);
+        assert_eq!(value, 1);
+    }
+    // In the place of a port stands the protocol, or nothing.
+    let raw = sc!(SYS_socket, AF_INET6, SOCK_RAW, IPPROTO_UDP).fd();
+    let mut to = [0u8; 28];
+    to[0] = AF_INET6 as u8;
+    to[23] = 1;
+    to[3] = 18;
+    sc!(SYS_sendto, raw, b"12345678".as_ptr(), 8, 0, to.as_ptr(), 28).fails(EINVAL);
+}
+
+/// The bit that is O_SYNC's alone stands for all of it; datagrams that are shut down both ways are
+/// hung up.
+fn what_is_meant_by_halves() {
+    let path = format!("{}/f", dir());
+    let half = O_SYNC & !O_DSYNC;
+    let fd = sc!(SYS_open, c(&path).as_ptr(), O_RDWR | O_CREAT | half, 0o600).fd();
+    assert_eq!(sc!(SYS_fcntl, fd, F_GETFL).must() as i32 & O_SYNC, O_SYNC);
+    let udp = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    let told = || {
+        let mut entry = pollfd { fd: udp, events: POLLIN | POLLRDHUP, revents: 0 };
+        sc!(SYS_poll, &raw mut entry, 1, 0).must();
+        entry.revents
+    };
+    sc!(SYS_shutdown, udp, SHUT_RD).fails(ENOTCONN);
+    assert_eq!(told(), POLLIN | POLLRDHUP);
+    sc!(SYS_shutdown, udp, SHUT_WR).fails(ENOTCONN);
+    assert_eq!(told(), POLLIN | POLLRDHUP | POLLHUP);
+}
+
+/// The name of a unix socket has the permission bits that the socket was given (fchmod(2)).
+fn modes_of_names_of_sockets() {
+    let socket = sc!(SYS_socket, AF_UNIX, SOCK_STREAM, 0).fd();
+    sc!(SYS_fchmod, socket, 0o2750).is(0);
+    let path = format!("{}/named", dir());
+    let mut at = [0u8; 110];
+    at[0] = AF_UNIX as u8;
+    at[2..2 + path.len()].copy_from_slice(path.as_bytes());
+    sc!(SYS_bind, socket, at.as_ptr(), 3 + path.len()).is(0);
+    use std::os::unix::fs::MetadataExt as _;
+    let umask = sc!(SYS_umask, 0).must();
+    sc!(SYS_umask, umask).is(0);
+    let mode = std::fs::metadata(&path).unwrap().mode() as usize;
+    assert_eq!(mode & 0o7777, 0o2750 & !umask);
+}
+
+/// A socket refuses to be mapped when what the mapping would have replaced is gone.
+fn what_a_socket_would_have_replaced() {
+    let socket = sc!(SYS_socket, AF_UNIX, SOCK_STREAM, 0).fd();
+    let page = anon(4096);
+    let fixed = MAP_SHARED | MAP_FIXED;
+    mmap(page as usize, 4096, PROT_READ, fixed, socket, 0).fails(ENODEV);
+    sc!(SYS_madvise, page, 4096, MADV_NORMAL).fails(ENOMEM);
 }
 
 /// A file system in memory of a test's own, in a name space of its own; where it is.

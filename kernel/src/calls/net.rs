@@ -361,10 +361,13 @@ fn len_of(message: UserPtr<MMsgHdr>) -> UserPtr<u32> {
 fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Received> {
     let socket = socket_of(file)?;
     let common = socket.common();
-    let is_tcp = common.protocol == raw::IPPROTO_TCP as u32;
+    let is_tcp = common.kind == SocketKind::Stream && common.protocol == raw::IPPROTO_TCP as u32;
     let wants_urgent = flags & raw::MSG_OOB != 0;
     let is_unix = common.domain == raw::AF_UNIX;
     if wants_urgent && common.domain == raw::AF_NETLINK {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if wants_urgent && common.kind == SocketKind::Raw {
         return Err(Errno::EOPNOTSUPP);
     }
     if wants_urgent && is_unix && common.kind != SocketKind::Stream {

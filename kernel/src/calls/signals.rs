@@ -15,7 +15,8 @@ use crate::process::current;
 use crate::process::pidfd;
 use crate::process::signal::{Action, LAST, SigInfo, SignalSet, UNBLOCKABLE, bit, mask, send};
 use crate::process::{
-    Pid, Process, Thread, all_processes, find_by_tid, find_thread, group_members, hooks,
+    Pid, Process, Thread, all_processes, find_by_tid, find_process, find_thread, group_members,
+    hooks,
 };
 use crate::security::Capability;
 
@@ -296,20 +297,33 @@ fn thread_of(pid: u64, tid: u64) -> Result<Arc<Thread>> {
     if thread.process.pid == pid as Pid { Ok(thread) } else { Err(Errno::ESRCH) }
 }
 
+/// Sends to the thread `tid`, of process `group` if that is named. To one that has ended, and whose
+/// process was not waited for, nothing is sent, and that is no error.
+fn send_by_tid(group: Option<u64>, tid: u64, info: SigInfo) -> Result<u64> {
+    let found = match group {
+        None => thread_by_id(tid),
+        Some(group) => thread_of(group, tid),
+    };
+    match found {
+        Ok(thread) => send_thread_checked(&thread, info)?,
+        Err(Errno::ESRCH) => {
+            let is_named = |p: &Arc<Process>| group.is_none_or(|group| group as Pid == p.pid);
+            let ended = find_process(tid as Pid).filter(is_named).ok_or(Errno::ESRCH)?;
+            check_sending(&ended, info)?;
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(0)
+}
+
 /// tkill(2).
 pub fn tkill(tid: u64, signal: u64) -> Result<u64> {
-    let thread = thread_by_id(tid)?;
-    let number = number_or_zero(signal)?;
-    send_thread_checked(&thread, own_info(number, raw::SI_TKILL))?;
-    Ok(0)
+    send_by_tid(None, tid, own_info(signal as u32, raw::SI_TKILL))
 }
 
 /// tgkill(2).
 pub fn tgkill(group: u64, tid: u64, signal: u64) -> Result<u64> {
-    let thread = thread_of(group, tid)?;
-    let number = number_or_zero(signal)?;
-    send_thread_checked(&thread, own_info(number, raw::SI_TKILL))?;
-    Ok(0)
+    send_by_tid(Some(group), tid, own_info(signal as u32, raw::SI_TKILL))
 }
 
 /// Only the kernel, kill and tgkill may use their codes, except of a thread towards itself.
@@ -335,9 +349,7 @@ pub fn rt_tgsigqueueinfo(group: u64, tid: u64, signal: u64, info: u64) -> Result
         return Err(Errno::EINVAL);
     }
     check_code(&info, tid as Pid == current().tid())?;
-    let thread = thread_of(group, tid)?;
-    send_thread_checked(&thread, info)?;
-    Ok(0)
+    send_by_tid(Some(group), tid, info)
 }
 
 /// Whom a signal through a pidfd reaches (pidfd_send_signal(2)).

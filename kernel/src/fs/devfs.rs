@@ -195,6 +195,11 @@ pub fn is_null(file: &File) -> bool {
     file.ops_as::<Device>().is_some_and(|device| device.kind == MemDevice::Null)
 }
 
+/// Whether a file is one of those devices that take and give at once (RWF_NOWAIT).
+pub fn never_waits(file: &File) -> bool {
+    file.ops_as::<Device>().is_some_and(|device| device.kind != MemDevice::Full)
+}
+
 /// Whether a file is /dev/zero, which mmap(2) treats as anonymous memory.
 pub fn is_zero(file: &File) -> bool {
     file.ops_as::<Device>().is_some_and(|device| device.kind == MemDevice::Zero)

@@ -221,6 +221,10 @@ pub trait Content: Send + Sync {
     fn poll(&self, _table: &mut PollTable) -> Option<u32> {
         None
     }
+    /// Bytes that no call may move at once: ENOMEM.
+    fn too_many(&self) -> usize {
+        usize::MAX
+    }
     /// Whether it tells of changes.
     fn is_pollable(&self) -> bool {
         false
@@ -344,7 +348,13 @@ impl Content for Fixed {
     fn keeps_owner(&self) -> bool {
         true
     }
+    fn too_many(&self) -> usize {
+        SETTING_MAX
+    }
 }
+
+/// What Linux allocates in one piece, which limits what is read or written of a setting at once.
+const SETTING_MAX: usize = 4 << 20;
 
 struct Setting(Show, fn(&[u8]) -> Result<()>);
 
@@ -357,6 +367,9 @@ impl Content for Setting {
     }
     fn keeps_owner(&self) -> bool {
         true
+    }
+    fn too_many(&self) -> usize {
+        SETTING_MAX
     }
     fn is_sequence(&self) -> bool {
         false
@@ -699,6 +712,9 @@ impl FileOps for PseudoFile {
         if let Some(raw) = content.raw() {
             return raw.read_at(offset, sink);
         }
+        if sink.left() >= content.too_many() {
+            return Err(Errno::ENOMEM);
+        }
         let mut kept = self.kept.lock();
         let mut piece = match kept.take() {
             Some(piece) if offset > 0 && offset >= piece.start => piece,
@@ -721,6 +737,9 @@ impl FileOps for PseudoFile {
         if let Some(raw) = content.raw() {
             return raw.write_at(offset, source);
         }
+        if source.left() >= content.too_many() {
+            return Err(Errno::ENOMEM);
+        }
         if let Some(error) = content.refuses_writes() {
             return Err(error);
         }
@@ -736,6 +755,11 @@ impl FileOps for PseudoFile {
 
     fn gives_pieces(&self) -> bool {
         self.content().is_ok_and(Content::gives_pieces)
+    }
+
+    fn has_data(&self) -> (bool, bool) {
+        let refusal = self.content().ok().and_then(|content| content.refuses_writes());
+        (true, refusal != Some(Errno::EINVAL))
     }
 
     fn is_written_at_places(&self) -> bool {

@@ -707,10 +707,11 @@ impl Inode for TmpInode {
         }
         match mode & !raw::FALLOC_FL_KEEP_SIZE {
             _ if mode == punch => regular.cache.punch(offset, len),
-            0 | raw::FALLOC_FL_ZERO_RANGE => {
-                if mode & raw::FALLOC_FL_ZERO_RANGE != 0 {
-                    regular.cache.punch(offset, len);
-                }
+            0 => regular.cache.reserve(offset, len)?,
+            raw::FALLOC_FL_ZERO_RANGE => {
+                // Where there is no room nothing is lost.
+                regular.cache.reserve(offset, len)?;
+                regular.cache.punch(offset, len);
                 regular.cache.reserve(offset, len)?;
             }
             _ => return Err(Errno::EOPNOTSUPP),

@@ -42,6 +42,8 @@ struct Run {
     len: usize,
     /// One write in packet mode: one read takes it, and what does not fit is thrown away.
     is_packet: bool,
+    /// What a packet's last page has besides.
+    padding: usize,
 }
 
 #[derive(Default)]
@@ -49,13 +51,23 @@ struct Data {
     ring: PageRing,
     /// Covers the ring, oldest first, while it contains packets; empty otherwise.
     runs: VecDeque<Run>,
+    /// That of all runs.
+    padding: usize,
+}
+
+impl Data {
+    /// What counts against the capacity: a packet has whole pages for itself.
+    #[inline(always)]
+    fn charged(&self) -> usize {
+        self.ring.len() + self.padding
+    }
 }
 
 /// A pipe: the data and both kinds of waiters. FIFO inodes hold one too.
 pub struct Pipe {
     data: Mutex<Data>,
-    /// Bytes in `data`; written under its lock.
-    len: AtomicUsize,
+    /// What `data` counts for; written under its lock.
+    charged: AtomicUsize,
     capacity: AtomicUsize,
     /// Open ends.
     readers: AtomicU32,
@@ -75,7 +87,7 @@ impl Default for Pipe {
     fn default() -> Self {
         Pipe {
             data: Mutex::new(Data::default()),
-            len: AtomicUsize::new(0),
+            charged: AtomicUsize::new(0),
             capacity: AtomicUsize::new(DEFAULT_CAPACITY),
             readers: AtomicU32::new(0),
             writers: AtomicU32::new(0),
@@ -105,15 +117,14 @@ impl Pipe {
     }
 
     /// Bytes that can be read.
-    #[inline]
     pub fn len(&self) -> usize {
-        self.len.load(Ordering::Relaxed)
+        self.data.lock().ring.len()
     }
 
     /// Whether there is nothing to read.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.charged.load(Ordering::Relaxed) == 0
     }
 
     /// Capacity, bytes.
@@ -129,7 +140,7 @@ impl Pipe {
 
     /// Bytes that fit.
     pub fn room(&self) -> usize {
-        self.capacity().saturating_sub(self.len())
+        self.capacity().saturating_sub(self.charged.load(Ordering::Relaxed))
     }
 
     /// Changes the capacity (F_SETPIPE_SZ): rounded up to a power of two of pages. EPERM above
@@ -143,7 +154,7 @@ impl Pipe {
             return Err(Errno::EPERM);
         }
         let data = self.data.lock();
-        if bytes < data.ring.len() {
+        if bytes < data.charged() {
             return Err(Errno::EBUSY);
         }
         self.capacity.store(bytes, Ordering::Relaxed);
@@ -162,7 +173,7 @@ impl Pipe {
         let mut data = self.data.lock();
         let had_room = self.has_room();
         remove(&mut data, len);
-        self.after_read(had_room, data.ring.len());
+        self.after_read(had_room, data.charged());
     }
 
     /// Sleeps until nobody reads it any more. EINTR.
@@ -252,13 +263,13 @@ impl Pipe {
         }
         let had_room = self.has_room();
         let result = take(&mut data, sink);
-        self.after_read(had_room, data.ring.len());
+        self.after_read(had_room, data.charged());
         Some(result)
     }
 
     #[inline]
     fn after_read(&self, had_room: bool, left: usize) {
-        self.len.store(left, Ordering::Relaxed);
+        self.charged.store(left, Ordering::Relaxed);
         if left > 0 {
             self.read_queue.wake_one(events::READABLE);
         }
@@ -327,7 +338,7 @@ impl Pipe {
         if self.readers.load(Ordering::Acquire) == 0 {
             return Some(Err(Errno::EPIPE));
         }
-        let free = self.capacity().saturating_sub(data.ring.len());
+        let free = self.capacity().saturating_sub(data.charged());
         let wanted = source.left();
         // The rest of a long write may go in any pieces; a short one, or a packet, in one.
         let is_long = is_continued || wanted > PIPE_BUF;
@@ -338,7 +349,7 @@ impl Pipe {
         let was_empty = data.ring.is_empty();
         let max = if packets { wanted.min(PIPE_BUF) } else { free };
         let result = append(&mut data, packets, source, max);
-        self.len.store(data.ring.len(), Ordering::Relaxed);
+        self.charged.store(data.charged(), Ordering::Relaxed);
         drop(data);
         if was_empty || self.is_polled.load(Ordering::Relaxed) {
             self.read_queue.wake_one_after_unlock(events::READABLE);
@@ -413,7 +424,7 @@ impl Pipe {
             // A FIFO forgets its data when nobody has it open.
             let mut data = self.data.lock();
             *data = Data::default();
-            self.len.store(0, Ordering::Relaxed);
+            self.charged.store(0, Ordering::Relaxed);
         }
     }
 }
@@ -451,6 +462,7 @@ fn take_runs(data: &mut Data, sink: &mut Sink<'_>) -> Result<usize> {
         done += len;
         if run.is_packet {
             data.ring.discard(run.len - len);
+            data.padding -= run.padding;
             data.runs.pop_front();
             break;
         }
@@ -474,6 +486,7 @@ fn remove(data: &mut Data, len: usize) {
         run.len -= step;
         left -= step;
         if run.len == 0 {
+            data.padding -= run.padding;
             data.runs.pop_front();
         }
     }
@@ -507,12 +520,16 @@ fn cut_to_pages(data: &mut Data, before: usize, len: usize) -> Result<usize> {
 fn append_run(data: &mut Data, packet: bool, source: &mut Source<'_>, max: usize) -> Result<usize> {
     data.runs.try_reserve(2).map_err(|_| Errno::ENOMEM)?;
     if data.runs.is_empty() && !data.ring.is_empty() {
-        data.runs.push_back(Run { len: data.ring.len(), is_packet: false });
+        data.runs.push_back(Run { len: data.ring.len(), is_packet: false, padding: 0 });
     }
     let len = append_pages(data, source, max)?;
     match data.runs.back_mut() {
         Some(run) if !packet && !run.is_packet => run.len += len,
-        _ => data.runs.push_back(Run { len, is_packet: packet }),
+        _ => {
+            let padding = if packet { len.next_multiple_of(PAGE_SIZE) - len } else { 0 };
+            data.padding += padding;
+            data.runs.push_back(Run { len, is_packet: packet, padding });
+        }
     }
     Ok(len)
 }

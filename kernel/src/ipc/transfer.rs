@@ -10,6 +10,7 @@ use alloc::sync::Arc;
 use abi::{Errno, Result, general as raw};
 
 use crate::base::io::{Sink, Source};
+use crate::fs::devfs;
 use crate::fs::pseudo::PseudoInode;
 use crate::process::current;
 use crate::process::signal::send_to_current;
@@ -155,7 +156,7 @@ pub fn write_request(
     flags: RequestFlags,
 ) -> Result<u64> {
     let nowait = flags.says(raw::RWF_NOWAIT);
-    if nowait && file.is_seekable() {
+    if nowait && file.is_seekable() && !devfs::never_waits(file) {
         // Room in a file may have to be made: nobody can say that it does not take waiting.
         return Err(Errno::EOPNOTSUPP);
     }

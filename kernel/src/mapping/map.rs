@@ -18,7 +18,7 @@ use crate::process::Process;
 use crate::process::{Thread, current, own_open_file};
 use crate::security::{Resource, UNLIMITED, subject_hooks};
 use crate::vfs::page_cache::{MAX_FILE_SIZE, PageCache};
-use crate::vfs::{File, hooks};
+use crate::vfs::{File, FileType, hooks};
 
 /// Where mappings with MAP_32BIT lie, from the lowest address up.
 const MAP_32BIT: core::ops::Range<u64> = 1 << 30..1 << 31;
@@ -115,6 +115,10 @@ pub fn mmap(
     if prot == Prot::EXEC {
         prot = prot.with_key(mm.with(|inner| inner.keys.deny_execute_only()));
     }
+    // What refuses by itself does so when the place is free.
+    let refuses_late = file.as_ref().is_some_and(|file| {
+        file.inode().file_type() == FileType::Socket || file.inode().is_write_sealed()
+    });
     let vma = match file {
         Some(file) => file_area(file, prot, flags, offset, len, no_exec),
         None if is_huge => huge_area(prot, flags, offset, len),
@@ -122,16 +126,30 @@ pub fn mmap(
     };
     let vma = match vma {
         Ok(vma) => vma,
-        // That there is no place for it comes first.
         Err(error) => {
-            let any = Vma::anonymous(0, prot);
-            return mm.with(|inner| inner.place(hint, len, flags, &any)).and(Err(error));
+            let clears = refuses_late && matches!(error, Errno::ENODEV | Errno::EPERM);
+            return refuse(&mm, (hint, len, flags), clears).and(Err(error));
         }
     };
     if let Backing::File { cache, .. } = &vma.backing {
         cache.add_mapper(mm.clone());
     }
     map_area(process, &mm, hint, len, flags, vma)
+}
+
+/// For an area that cannot be made: that there is no place for it comes first. Where `clears`, what
+/// it would have replaced is gone, as on Linux.
+fn refuse(mm: &Mm, (hint, len, flags): (u64, u64, u32), clears: bool) -> Result<()> {
+    let any = Vma::anonymous(0, Prot::empty());
+    let replaced = mm.with(|inner| match inner.place(hint, len, flags, &any)? {
+        Place::Replace(start) if clears => {
+            inner.check_unmap(start, start + len)?;
+            Ok::<_, Errno>(Some(inner.unmap(start, start + len)))
+        }
+        _ => Ok(None),
+    })?;
+    drop(replaced);
+    Ok(())
 }
 
 /// Whether it is the size of the huge pages that there are: 2 MiB, which nobody need say.

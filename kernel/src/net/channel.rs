@@ -295,6 +295,13 @@ impl Channel {
         }
     }
 
+    /// The same of a stream of AF_UNIX, where the urgent byte counts until it was received.
+    pub fn next_len_with_urgent(&self) -> usize {
+        let data = self.data.lock();
+        let is_ahead = |urgent: Urgent| urgent.is_read && urgent.at >= data.taken;
+        data.ring.len() - data.held - usize::from(data.urgent.is_some_and(is_ahead))
+    }
+
     /// Bytes of a stream that were sent and received up to now.
     pub fn totals(&self) -> (u64, u64) {
         let data = self.data.lock();

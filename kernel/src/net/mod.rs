@@ -18,13 +18,13 @@ pub mod unix;
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, ioctl, net as raw};
-use machine::sync::SpinLock;
+use machine::sync::{Once, SpinLock};
 
 use crate::base::accounts::{self, Counted};
 use crate::base::io::{Sink, Source};
@@ -105,6 +105,8 @@ pub struct Common {
     cookie: AtomicU64,
     /// How far its maker had restricted itself then.
     pub confinement: Confinement,
+    /// The object of its open file, once there is one.
+    inode: Once<Weak<AnonInode>>,
 }
 
 impl Common {
@@ -140,7 +142,14 @@ impl Common {
             error: AtomicI32::new(0),
             cookie: AtomicU64::new(0),
             confinement: Confinement::default(),
+            inode: Once::new(),
         }
+    }
+
+    /// Permission bits of the open socket (fchmod(2)).
+    fn mode(&self) -> u32 {
+        let metadata = self.inode.get().and_then(Weak::upgrade).map(|inode| inode.metadata());
+        metadata.and_then(Result::ok).map_or(PERMISSIONS, |metadata| metadata.mode & 0o7777)
     }
 
     /// A socket made by accept(2): the listener's options.
@@ -394,6 +403,10 @@ pub trait Socket: Send + Sync + Any {
     fn shown_send_buffer(&self) -> usize {
         self.common().send_limit()
     }
+    /// The pending error (SO_ERROR), which is told once.
+    fn take_error(&self) -> Option<Errno> {
+        self.common().take_error()
+    }
     /// See [`FileOps::poll`].
     fn poll(&self, table: &mut PollTable) -> u32;
     /// Bytes the next receive can give, bytes sent but not received (FIONREAD, SIOCOUTQ).
@@ -529,10 +542,14 @@ impl FileOps for SocketFile {
     }
 }
 
+/// Permission bits of a new socket.
+const PERMISSIONS: u32 = 0o777;
+
 /// A file around a socket, which belongs to a user and a group.
 #[must_use]
 pub fn file_for(socket: Arc<dyn Socket>, owner: (u32, u32), nonblocking: bool) -> Arc<File> {
-    let inode = AnonInode::owned(FileType::Socket, 0o777, "socket", owner);
+    let inode = AnonInode::owned(FileType::Socket, PERMISSIONS, "socket", owner);
+    socket.common().inode.call_once(|| Arc::downgrade(&inode));
     let flags = abi::general::O_RDWR | if nonblocking { abi::general::O_NONBLOCK } else { 0 };
     File::new(Arc::new(SocketFile { socket, inode, _counted: Counted::new() }), flags, None)
 }

@@ -66,6 +66,20 @@ pub mod sender {
     pub const PROCESS: u32 = 1 << 1;
 }
 
+/// Whether an option of fewer bytes than a number's is read at all: of IPv4, which has some of one
+/// byte, and texts of TCP.
+fn takes_few_bytes(level: u32, name: u32) -> bool {
+    const NUMBERS_ONLY: [u32; 3] =
+        [raw::IPPROTO_IPV6 as u32, raw::IPPROTO_UDP as u32, raw::IPPROTO_UDPLITE as u32];
+    match level {
+        _ if NUMBERS_ONLY.contains(&level) => false,
+        _ if level == raw::IPPROTO_TCP as u32 => {
+            matches!(name, raw::TCP_CONGESTION | raw::TCP_ULP | raw::TCP_FASTOPEN_KEY)
+        }
+        _ => true,
+    }
+}
+
 /// Flags that are kept and shown, with their bits. README.md says which of them do anything.
 const INERT: [(u32, u32); 14] = [
     (raw::SO_DEBUG, 1),
@@ -111,8 +125,7 @@ pub fn set(
     }
     let mut value = [0; VALUE_MAX];
     let value = &mut value[..len.min(VALUE_MAX)];
-    // IPv6 has no option of fewer bytes than a number's, and reads none.
-    if level != raw::IPPROTO_IPV6 as u32 || len >= size_of::<i32>() {
+    if len >= size_of::<i32>() || takes_few_bytes(level, name) {
         UserPtr::<u8>::new(address).read_bytes(value)?;
     }
     if level != raw::SOL_SOCKET {
@@ -367,7 +380,7 @@ fn check_level(common: &Common, level: u32) -> Result<()> {
     // The levels of UDP and UDP-Lite are one.
     let is_dgram = common.kind == super::SocketKind::Dgram;
     let is_raw = common.kind == super::SocketKind::Raw;
-    let is_own = level == common.protocol
+    let is_own = level == common.protocol && !is_raw
         || is_dgram && OF_UDP.contains(&level)
         || is_raw && matches!(level, raw::SOL_RAW | raw::SOL_ICMPV6);
     let is_known = level == raw::SOL_SOCKET
@@ -489,7 +502,7 @@ fn get_int(socket: &Arc<dyn Socket>, common: &Common, name: u32) -> Result<i32> 
         raw::SO_TYPE => common.kind as i32,
         raw::SO_DOMAIN => common.domain as i32,
         raw::SO_PROTOCOL => common.protocol as i32,
-        raw::SO_ERROR => common.take_error().map_or(0, abi::Errno::number),
+        raw::SO_ERROR => socket.take_error().map_or(0, abi::Errno::number),
         raw::SO_ACCEPTCONN => i32::from(socket.is_listening()),
         raw::SO_SNDBUF => socket.shown_send_buffer() as i32,
         raw::SO_RCVBUF => common.receive_limit() as i32,

@@ -66,6 +66,8 @@ pub(super) fn create(domain: u32, protocol: u32) -> Result<Arc<dyn Socket>> {
         return Err(Errno::EPERM);
     }
     let common = Common::new(domain, SocketKind::Raw, protocol);
+    // They are alike to whom it matters: as on Linux.
+    common.reuse_address.store(true, Ordering::Relaxed);
     let room = Arc::new(WaitQueue::new());
     let inbox = Channel::new(common.receive_limit(), PACKETS_MAX, &common.readers, &room);
     let socket = Arc::new(RawSocket {
@@ -145,7 +147,11 @@ impl RawSocket {
             Some(address) if !self.common.is_v6() && address.family()? == abi_net::AF_UNSPEC => {
                 Some(read_address(&self.common, &address.with_family(abi_net::AF_INET))?.ip())
             }
-            Some(address) => Some(read_address(&self.common, address)?.ip()),
+            Some(address) => {
+                let named = read_address(&self.common, address)?;
+                self.check_protocol(named.port())?;
+                Some(named.ip())
+            }
             None => None,
         };
         let to = named.or(*self.peer.lock()).ok_or(Errno::EDESTADDRREQ)?;
@@ -153,6 +159,13 @@ impl RawSocket {
             return Err(Errno::ENETUNREACH);
         }
         Ok(destination(SocketAddr::new(to, 0), to.is_ipv4())?.ip())
+    }
+
+    /// EINVAL where IPv6 names another protocol in the place of a port (raw(7)).
+    fn check_protocol(&self, named: u16) -> Result<()> {
+        let own = [0, self.common.protocol];
+        let is_good = own.contains(&named.into()) || self.common.protocol == RAW;
+        if is_good || !self.common.is_v6() { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
     fn packet(&self, mut bytes: Vec<u8>, to: IpAddr, what: &Outgoing) -> Result<Packet> {
@@ -203,7 +216,14 @@ impl Socket for RawSocket {
     }
 
     fn bind(self: Arc<Self>, _who: &Thread, address: &RawAddress) -> Result<()> {
-        let ip = read_to_bind(&self.common, address)?.ip();
+        // The family is not looked at where there is but one length.
+        let ip = if !self.common.is_v6() {
+            read_to_bind(&self.common, &address.with_family(abi_net::AF_INET))?.ip()
+        } else if address.family()? == abi_net::AF_INET6 {
+            read_to_bind(&self.common, address)?.ip()
+        } else {
+            return Err(Errno::EINVAL);
+        };
         if self.peer.lock().is_some() {
             return Err(Errno::EINVAL);
         }
@@ -303,7 +323,8 @@ impl Socket for RawSocket {
             mask |= events::READABLE;
         }
         if self.inbox.is_ended() {
-            mask |= events::RDHUP;
+            let is_mute = self.is_mute.load(Ordering::Relaxed);
+            mask |= events::RDHUP | if is_mute { events::HUP } else { 0 };
         }
         if self.common.has_error() {
             mask |= events::ERR | events::READABLE;

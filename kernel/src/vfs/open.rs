@@ -45,8 +45,15 @@ const TMPFILE_BIT: u32 = raw::O_TMPFILE & !raw::O_DIRECTORY;
 /// not go with O_PATH.
 #[must_use]
 pub fn taken_flags(flags: u32) -> u32 {
-    let flags = flags & KNOWN_FLAGS | raw::O_LARGEFILE;
+    let flags = whole_sync(flags & KNOWN_FLAGS | raw::O_LARGEFILE);
     if flags & raw::O_PATH != 0 { flags & PATH_FLAGS } else { flags }
+}
+
+/// The bit that is O_SYNC's alone stands for all of it.
+#[must_use]
+pub fn whole_sync(flags: u32) -> u32 {
+    let is_meant = flags & raw::O_SYNC & !raw::O_DSYNC != 0;
+    if is_meant { flags | raw::O_SYNC } else { flags }
 }
 
 /// How to open.

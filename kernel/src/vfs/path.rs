@@ -444,17 +444,16 @@ impl<'a> Walk<'a> {
         (component, is_last)
     }
 
-    /// Goes on to where only the last component is left.
+    /// Goes on to where only the last component is left, in a directory that may be searched.
     pub fn to_last(&mut self) -> Result<()> {
         loop {
             let (component, is_last) = self.next_component();
+            if component != Last::Nothing {
+                self.check_search()?;
+            }
             if is_last {
                 self.last = component;
-                return if self.at.dentry.is_directory() || component == Last::Nothing {
-                    Ok(())
-                } else {
-                    Err(Errno::ENOTDIR)
-                };
+                return Ok(());
             }
             self.step(component, true)?;
         }
@@ -495,14 +494,14 @@ impl<'a> Walk<'a> {
         Ok(true)
     }
 
-    /// Takes one component. False if it was a link whose text now comes next.
+    /// Takes one component of a directory that may be searched. False if it was a link whose text now
+    /// comes next.
     #[inline(always)]
     fn step(&mut self, component: Last, follow: bool) -> Result<bool> {
         match component {
-            Last::Nothing => Ok(true),
-            Last::Dot => self.check_search().map(|()| true),
+            Last::Nothing | Last::Dot => Ok(true),
             Last::DotDot => self.parent().map(|()| true),
-            Last::Name(from, to, _) => match self.child(from, to)? {
+            Last::Name(from, to, _) => match child_of(&self.at, &self.text()[from..to])? {
                 Some(child) => self.enter(child, follow),
                 None => Err(self.missing(from)),
             },
@@ -531,17 +530,10 @@ impl<'a> Walk<'a> {
         permission::check_search(self.at.inode().as_ref(), &self.context.subject)
     }
 
-    /// Looks a name of the text up, where the walk stands. None: no such name.
-    #[inline(always)]
-    fn child(&self, from: usize, to: usize) -> Result<Option<Arc<Dentry>>> {
-        self.check_search()?;
-        child_of(&self.at, &self.text()[from..to])
-    }
-
     /// Looks the last component up without moving. None: no such name.
     pub fn last_child(&self) -> Result<Option<Arc<Dentry>>> {
         match self.last {
-            Last::Name(from, to, _) => self.child(from, to),
+            Last::Name(from, to, _) => child_of(&self.at, &self.text()[from..to]),
             _ => Ok(None),
         }
     }
@@ -634,7 +626,6 @@ impl<'a> Walk<'a> {
     /// Takes `..`: stays at the root, leaves mounts at their tops. EXDEV where the walk may not go;
     /// EAGAIN if that cannot be told; ENOENT from a directory that was moved out of its mount.
     fn parent(&mut self) -> Result<()> {
-        self.check_search()?;
         let root = self.root().clone();
         loop {
             if self.at.same(&root) {

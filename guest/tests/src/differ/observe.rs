@@ -127,6 +127,16 @@ fn output() -> &'static mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(OUTPUT as *mut u8, OUTPUT_BYTES) }
 }
 
+/// What the call wrote is not recorded.
+pub fn blank() {
+    output().fill(FILL);
+}
+
+/// Whether it asks who used a semaphore last (semctl(2), GETPID).
+fn is_last_user(call: &Call, args: &[usize]) -> bool {
+    call.nr as usize == SYS_semctl as usize && args.get(2) == Some(&11)
+}
+
 /// Records what a call gave back.
 pub fn record(shared: &Shared, call: &Call, args: &[usize], result: Res) {
     let log = &mut Log(shared);
@@ -138,6 +148,9 @@ pub fn record(shared: &Shared, call: &Call, args: &[usize], result: Res) {
         (Err(fault), _, Special::Load | Special::Store) => write!(log, "fault {fault:#x}"),
         (Err(errno), ..) => write!(log, "{}", errno_word(errno)),
         (Ok(_), Value::Any, _) => write!(log, "ok"),
+        (Ok(id), ..) if is_last_user(call, args) => {
+            write!(log, "id {}", shared.letter(id as i64))
+        }
         (Ok(id), Value::Id, _) => write!(log, "id {}", shared.letter(id as i32 as i64)),
         (Ok(at), Value::Address, _) => match (BASE..BASE + (1 << 32)).contains(&at) {
             true => write!(log, "{}", Arg::Number(at as u64)),
@@ -147,7 +160,7 @@ pub fn record(shared: &Shared, call: &Call, args: &[usize], result: Res) {
     };
     // What a copy leaves that ends in a fault is nobody's promise.
     if result == Err(EFAULT) {
-        output().fill(FILL);
+        blank();
     }
     for (at, norm) in &call.norms {
         if let (Norm::Pair(a, b), Ok(_)) = (norm, result) {

@@ -493,7 +493,9 @@ impl Actors<'_> {
         shared.running.store(self.me as u32, SeqCst);
         shared.progress.fetch_add(1, SeqCst);
         observe::lay_out(shared, call);
-        let args: Vec<usize> = call.args.iter().map(|arg| observe::value(shared, *arg)).collect();
+        let mut args: Vec<usize> =
+            call.args.iter().map(|arg| observe::value(shared, *arg)).collect();
+        bound_slack(call, &mut args);
         let result = match call.special {
             Special::No => crate::sys::call(call.nr as usize, &args),
             Special::Fork(flags) => self.fork(flags),
@@ -505,8 +507,12 @@ impl Actors<'_> {
             }
             Special::Load | Special::Store => touch(args[0], call.special == Special::Store),
         };
+        hide_unsent(call, &args);
         let _ = write!(Log(shared), "{number} ");
         observe::record(shared, call, &args, result);
+        if call.nr == SYS_vmsplice as u32 {
+            renew_input();
+        }
         shared.progress.fetch_add(1, SeqCst);
         true
     }
@@ -612,6 +618,43 @@ extern "C" fn on_fault(signal: i32, info: &Siginfo, context: &mut ucontext_t) {
 }
 
 static RESUME: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+/// Timers of a thread with a slack of centuries expire when another one happens to.
+fn bound_slack(call: &Call, args: &mut [usize]) {
+    const SLACK_MAX_NS: usize = 1_000_000;
+    let is_prctl = call.nr as usize == SYS_prctl as usize;
+    let is_slack = is_prctl && args[0] == PR_SET_TIMERSLACK as usize;
+    if is_slack && args[1] > SLACK_MAX_NS {
+        args[1] = SLACK_MAX_NS;
+    }
+}
+
+/// What of a connection that is no more counts as unsent is nobody's promise.
+fn hide_unsent(call: &Call, args: &[usize]) {
+    const TIOCOUTQ: usize = 0x5411;
+    if call.nr as usize != SYS_ioctl as usize || args[1] != TIOCOUTQ {
+        return;
+    }
+    let (mut protocol, mut len) = (0i32, 4u32);
+    let (at, len_at) = (&raw mut protocol, &raw mut len);
+    let known = sc!(SYS_getsockopt, args[0], SOL_SOCKET, SO_PROTOCOL, at, len_at).is_ok();
+    if known && protocol == IPPROTO_TCP {
+        observe::blank();
+    }
+}
+
+/// Puts other memory with the same bytes where calls read: what is in a pipe by vmsplice(2) is the
+/// program's memory itself on Linux, and what later calls find there is not the pipe's matter.
+fn renew_input() {
+    let mut bytes = [0u8; INPUT_BYTES];
+    // SAFETY: both are mapped for as long as the process lives, and do not overlap.
+    unsafe {
+        std::ptr::copy_nonoverlapping(INPUT as *const u8, bytes.as_mut_ptr(), INPUT_BYTES);
+        let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+        mmap(INPUT, INPUT_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0).is(INPUT);
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), INPUT as *mut u8, INPUT_BYTES);
+    }
+}
 
 /// One load or store: the byte, or signal and code of the fault as an error.
 fn touch(at: usize, is_store: bool) -> Res {

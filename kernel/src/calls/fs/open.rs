@@ -12,7 +12,7 @@ use super::{PathName, any_file};
 use crate::base::user::{UserPtr, read_c_string};
 use crate::fs::memfd;
 use crate::process::{Own, Thread, current, give_file, own};
-use crate::vfs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path, taken_flags};
+use crate::vfs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path, taken_flags, whole_sync};
 use crate::vfs::path::{self, Context, FsContext, walk};
 use crate::vfs::{Fd, hooks};
 
@@ -102,6 +102,7 @@ pub fn openat2(directory: i32, path: u64, how_at: u64, size: usize) -> Result<u6
     }
     let walk = resolve_flags(how.resolve)?;
     check_together(flags)?;
+    let flags = whole_sync(flags);
     let is_cached = how.resolve & u64::from(raw::RESOLVE_CACHED) != 0;
     if is_cached && (makes || flags & raw::O_TRUNC != 0) {
         return Err(Errno::EAGAIN);

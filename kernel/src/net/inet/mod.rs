@@ -87,6 +87,11 @@ pub fn any_address(common: &Common) -> IpAddr {
     }
 }
 
+/// Whether an address stands for all who are on the link, of which there is one: the loopback.
+pub fn is_broadcast(ip: IpAddr) -> bool {
+    ip == Ipv4Addr::BROADCAST || ip == Ipv4Addr::new(127, 255, 255, 255)
+}
+
 /// Where to reach a peer: "any" means the loopback, that of version 4 to a socket that has an
 /// address of that version (`own_is_v4`). ENETUNREACH for what is not this machine.
 pub fn destination(address: SocketAddr, own_is_v4: bool) -> Result<SocketAddr> {
@@ -94,7 +99,7 @@ pub fn destination(address: SocketAddr, own_is_v4: bool) -> Result<SocketAddr> {
         IpAddr::V6(ip) if ip.is_unspecified() && own_is_v4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
-        ip if ip.is_loopback() => ip,
+        ip if ip.is_loopback() && !is_broadcast(ip) => ip,
         _ => return Err(Errno::ENETUNREACH),
     };
     Ok(SocketAddr::new(ip, address.port()))

@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 use abi::{Errno, Result, net as raw, udp_option};
@@ -17,7 +17,7 @@ use super::options::{IpOptions, wants};
 use super::packet::Packet;
 use super::ports::{Binding, Owner, Ports, check_address};
 use super::udplite::Coverage;
-use super::{any_address, destination, read_address, read_to_bind, shown, source_for};
+use super::{any_address, destination, is_broadcast, read_address, read_to_bind, shown, source_for};
 use crate::base::counters::{self, Counted};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
@@ -154,14 +154,28 @@ impl UdpSocket {
         }
     }
 
-    /// Where to reach a peer, or a group by the interface that was chosen. ENETUNREACH.
+    /// Where to reach a peer, a group by the interface that was chosen, or all who listen: EACCES
+    /// without SO_BROADCAST. ENETUNREACH.
     fn reachable(&self, to: SocketAddr) -> Result<SocketAddr> {
+        if is_broadcast(to.ip()) {
+            return self.reach_all(to);
+        }
         let has_way = || self.ip.groups.interface().1 || self.common.is_bound_to_device();
         if to.ip().is_ipv4() && to.ip().is_multicast() && has_way() {
             return Ok(to);
         }
         let own_is_v4 = self.is_connected_by_v4() || self.bound().is_some_and(|own| own.is_ipv4());
         destination(to, own_is_v4)
+    }
+
+    /// As [`UdpSocket::reachable`], of a broadcast address. That of all links needs one that is
+    /// chosen, by the own address or SO_BINDTODEVICE.
+    fn reach_all(&self, to: SocketAddr) -> Result<SocketAddr> {
+        let own = self.bound().is_some_and(|own| own.is_ipv4() && !own.ip().is_unspecified());
+        if to.ip() == Ipv4Addr::BROADCAST && !own && !self.common.is_bound_to_device() {
+            return Err(Errno::ENETUNREACH);
+        }
+        if self.common.is_inert_on(raw::SO_BROADCAST) { Ok(to) } else { Err(Errno::EACCES) }
     }
 
     fn is_connected_by_v4(&self) -> bool {
@@ -298,6 +312,8 @@ impl UdpSocket {
         let sending = Sending { covered: self.coverage.of_sent(len), ..sending };
         let sent = if to.ip().is_multicast() {
             sending.send_to_group(source, self.ports())
+        } else if is_broadcast(to.ip()) {
+            sending.send_to_all(source, self.ports())
         } else if let Some(target) = self.ports().find(to, |socket| socket.takes_from(sending.from))
         {
             match usize::from(sending.segment) {
@@ -406,6 +422,15 @@ impl Sending {
             self.put(&mut Source::kernel(piece), target, 0)?;
         }
         Ok(len)
+    }
+
+    /// To every socket of the port that is bound to no other address.
+    fn send_to_all(&self, source: &mut Source<'_>, ports: &Ports<UdpSocket>) -> Result<usize> {
+        let all = read_all(source)?;
+        for target in ports.all_of(self.to).iter().filter(|target| target.takes_from(self.from)) {
+            self.put(&mut Source::kernel(&all), target, 0)?;
+        }
+        Ok(all.len())
     }
 
     /// To every socket that listens to the group, if there is any member.
@@ -593,7 +618,8 @@ impl Socket for UdpSocket {
             mask |= events::READABLE;
         }
         if self.inbox.is_ended() {
-            mask |= events::RDHUP;
+            let is_mute = self.is_mute.load(Ordering::Relaxed);
+            mask |= events::RDHUP | if is_mute { events::HUP } else { 0 };
         }
         if self.common.has_error() {
             mask |= events::ERR | events::READABLE;

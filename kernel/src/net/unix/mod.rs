@@ -664,8 +664,17 @@ impl Socket for UnixSocket {
         self.inbox.clear();
     }
 
+    fn take_error(&self) -> Option<Errno> {
+        // A peer that closed without having read all left a mark where the next receive finds it.
+        let is_reset = || self.link.get().is_some_and(|link| link.conn.rx.take_reset());
+        self.common.take_error().or_else(|| is_reset().then_some(Errno::ECONNRESET))
+    }
+
     fn queued(&self) -> (usize, usize) {
         match self.link.get() {
+            Some(link) if self.common.kind == SocketKind::Stream => {
+                (link.conn.rx.next_len_with_urgent(), link.conn.tx.used())
+            }
             Some(link) => (link.conn.rx.next_len(), link.conn.tx.used()),
             None => (self.inbox.next_len(), self.sent.load(Ordering::Relaxed)),
         }

@@ -43,7 +43,7 @@ pub(super) fn bind(who: &Thread, socket: &Arc<UnixSocket>, name: &Arc<[u8]>) -> 
     if name.first() == Some(&0) {
         return bind_abstract(socket, name.clone());
     }
-    let what = Make::plain(FileType::Socket, 0o777);
+    let what = Make::plain(FileType::Socket, socket.common.mode());
     let node = tree::make(&Context::of(who), raw::AT_FDCWD, name, &what).map_err(in_use)?;
     // The node is new: nobody else can be bound to it.
     node.inode().state().endpoint_or(socket.clone());

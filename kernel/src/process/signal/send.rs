@@ -114,7 +114,10 @@ fn send(
             Some(thread) => add(&mut thread.signals.lock().pending),
             None => add(&mut shared.pending),
         }?;
-        let taker = choose(&threads, target.or(preferred), number);
+        // A timer that expires while a thread of the process runs is that thread's.
+        let own = of_timer.and(has_current().then(|| current().tid()));
+        let own = own.and_then(|tid| threads.iter().find(|thread| thread.tid() == tid));
+        let taker = choose(&threads, target.or(preferred).or(own), number);
         // Who is only preferred may not want it.
         let taker = taker.or_else(|| choose(&threads, target, number));
         if let Some(thread) = taker {
@@ -198,7 +201,8 @@ fn is_fatal(process: &Process, thread: &Thread, number: u32) -> bool {
         && !thread.trace.is_traced()
 }
 
-/// The thread that shall take the signal; none if all block it.
+/// The thread that shall take the signal, the first one before others; rather one that runs or has
+/// no other to take. None if all block it.
 fn choose<'a>(
     threads: &'a [Arc<Thread>],
     target: Option<&'a Arc<Thread>>,
@@ -211,9 +215,12 @@ fn choose<'a>(
     if let Some(thread) = target {
         return Some(thread).filter(wants);
     }
-    let own = has_current().then(|| current().tid());
-    let here = threads.iter().find(|thread| Some(thread.tid()) == own);
-    here.filter(wants).or_else(|| threads.iter().find(wants))
+    let is_free = |thread: &&Arc<Thread>| {
+        thread.task().is_on_cpu() || !thread.has_pending_signal()
+    };
+    let mut wanting = threads.iter().filter(wants);
+    let first = wanting.clone().next();
+    wanting.find(is_free).or(first)
 }
 
 /// Makes every thread of the process but `except` leave with the given wait(2) status.

@@ -60,7 +60,7 @@ impl Wake for TimeIsUp {
 
 impl TcpSocket {
     /// connect(2) where a connection is there, being made, or has failed. EISCONN, EALREADY,
-    /// ECONNREFUSED, ETIMEDOUT …; none if there is nothing yet.
+    /// ECONNREFUSED, ETIMEDOUT …, EINVAL once it was shut down; none if there is nothing yet.
     pub(super) fn goes_on_connecting(&self, timeout: Timeout) -> Option<Result<()>> {
         self.look_at_clock();
         let mut phase = self.phase.lock();
@@ -82,6 +82,7 @@ impl TcpSocket {
                 drop(phase);
                 Some(self.wait_for_connection(timeout))
             }
+            Phase::Ended => Some(Err(Errno::EINVAL)),
             Phase::Idle => None,
         }
     }
@@ -113,7 +114,7 @@ impl TcpSocket {
                     Some(Ok(()))
                 }
                 Phase::Linked(_) => Some(Ok(())),
-                Phase::Idle | Phase::Failed => {
+                Phase::Idle | Phase::Failed | Phase::Ended => {
                     *phase = Phase::Idle;
                     drop(phase);
                     self.forget_attempt();

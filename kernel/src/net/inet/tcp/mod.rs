@@ -50,6 +50,8 @@ enum Phase {
     Made(Arc<Link>),
     /// Could not be connected, which connect(2) has not told yet.
     Failed,
+    /// The same, and shut down before it was told: it is never connected again.
+    Ended,
     /// Connected.
     Linked(Arc<Link>),
 }
@@ -136,7 +138,7 @@ impl TcpSocket {
             Phase::Made(link) | Phase::Linked(link) => link.state(),
             Phase::Trying(_) => TcpState::SynSent,
             Phase::Idle if self.backlog.is_listening() => TcpState::Listen,
-            Phase::Idle | Phase::Failed => TcpState::Close,
+            Phase::Idle | Phase::Failed | Phase::Ended => TcpState::Close,
         }
     }
 
@@ -145,7 +147,7 @@ impl TcpSocket {
         timeout.wait(&self.common.writers, || match &*self.phase.lock() {
             Phase::Made(link) | Phase::Linked(link) => Some(Ok(link.clone())),
             Phase::Trying(_) => None,
-            Phase::Idle | Phase::Failed => {
+            Phase::Idle | Phase::Failed | Phase::Ended => {
                 Some(Err(self.common.take_error().unwrap_or(Errno::EPIPE)))
             }
         })
@@ -156,7 +158,7 @@ impl TcpSocket {
         timeout.wait(&self.common.readers, || match &*self.phase.lock() {
             Phase::Made(link) | Phase::Linked(link) => Some(Ok(Some(link.clone()))),
             Phase::Trying(_) => None,
-            Phase::Failed => Some(self.common.take_error().map_or(Ok(None), Err)),
+            Phase::Failed | Phase::Ended => Some(self.common.take_error().map_or(Ok(None), Err)),
             Phase::Idle if self.is_deaf.load(Ordering::Relaxed) => Some(Ok(None)),
             Phase::Idle => Some(Err(self.common.take_error().unwrap_or(Errno::ENOTCONN))),
         })
@@ -365,6 +367,10 @@ impl Socket for TcpSocket {
         let Some(link) = self.link().filter(|link| link.state() != TcpState::Close) else {
             // Who is not connected is told so, and yet receives the end from then on.
             self.is_deaf.fetch_or(receive, Ordering::Relaxed);
+            let mut phase = self.phase.lock();
+            if matches!(&*phase, Phase::Failed) {
+                *phase = Phase::Ended;
+            }
             return Err(Errno::ENOTCONN);
         };
         if receive {
@@ -389,7 +395,7 @@ impl Socket for TcpSocket {
                 link.close(abort, self.reuse());
             }
             Phase::Trying(attempt) => attempt.forget(),
-            Phase::Idle | Phase::Failed => {}
+            Phase::Idle | Phase::Failed | Phase::Ended => {}
         }
         let binding = self.binding.lock().take();
         drop(binding);
@@ -430,7 +436,9 @@ impl Socket for TcpSocket {
             }
             Phase::Idle => crate::net::UNCONNECTED,
             Phase::Trying(_) => 0,
-            Phase::Failed => crate::net::UNCONNECTED | events::READABLE | events::RDHUP,
+            Phase::Failed | Phase::Ended => {
+                crate::net::UNCONNECTED | events::READABLE | events::RDHUP
+            }
             Phase::Made(link) | Phase::Linked(link) => poll_link(link, self.common.low_water()),
         };
         if self.common.has_error() { mask | events::ERR } else { mask }
