@@ -17,7 +17,8 @@ tests!("found":
     the_way_to_the_last_name, names_of_one_object, signals_for_the_ended, who_is_woken_first,
     settings_of_any_length, packets_take_pages, what_is_in_a_stream, broken_off_is_told,
     all_who_listen, options_that_are_too_short, shut_down_before_told, requests_without_a_length,
-    raw_sockets_bind_and_receive, what_is_meant_by_halves, modes_of_names_of_sockets, what_a_socket_would_have_replaced,
+    raw_sockets_bind_and_receive, what_is_meant_by_halves, modes_of_names_of_sockets,
+    what_a_socket_would_have_replaced,
     attributes_without_a_name, entering_the_own_namespaces, how_long_packets_may_be,
 );
 

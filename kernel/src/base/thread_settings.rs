@@ -1,5 +1,5 @@
-//! What a thread has set for itself, and what of it those have that it makes: threads, and the first
-//! ones of children.
+//! What a thread has set for itself, and what of it those have that it makes: threads, and the
+//! first ones of children.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -95,7 +95,7 @@ fn register_floors() {
     });
     crate::process::acting::init();
     crate::base::sched::on_measured_tick(crate::process::timers::cpu_tick);
-    crate::ipc::mqueue::register_sockets(crate::net::netlink::cookie_sink);
+    crate::ipc::mqueue::register_sockets(crate::sockets::netlink::cookie_sink);
     upper::register(Upper {
         collect_garbage: || {
             crate::net::garbage::collect();

@@ -1,5 +1,5 @@
 //! Sockets. Reading order: this file (what a socket is), `syscalls` (the calls), `channel` (how
-//! data waits), `stream` (connections), then the families: `unix`, `inet`, `netlink`.
+//! data waits), `stream` (connections), then the families: `unix`, `inet`. Netlink is in `sockets`.
 //!
 //! A family implements [`Socket`]; [`SocketFile`] is the open file around one. There is no device
 //! and no packet here: TCP and UDP connect programs of this machine only, over the loopback
@@ -11,7 +11,6 @@ pub mod control;
 pub mod garbage;
 pub mod hooks;
 pub mod inet;
-pub mod netlink;
 pub mod options;
 pub mod stream;
 pub mod unix;

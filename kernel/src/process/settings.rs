@@ -1,4 +1,5 @@
-//! What a process has set for itself, and what of it a child has. Of a thread: `base::thread_settings`.
+//! What a process has set for itself, and what of it a child has. A thread's is
+//! `base::thread_settings`.
 
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};

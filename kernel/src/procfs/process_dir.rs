@@ -116,7 +116,8 @@ enum Node {
     /// The same, of what is no text that is made at once (seq_file of Linux): it has an end to seek
     /// from, and no place is wrong to write at.
     Bytes(Show),
-    /// The same as [`Node::Now`], for those who may look into the process then. Others get this error.
+    /// The same as [`Node::Now`], for those who may look into the process then. Others get this
+    /// error.
     Inspected(Ids, Errno, Show),
     /// The same, with writing.
     Setting(Show, Store),

@@ -1,6 +1,7 @@
-//! socket(2): which family makes a socket of its kind; and raw sockets, which are of a family and
-//! yet need nothing of its ports and connections.
+//! socket(2): which family makes a socket of its kind; netlink; and raw sockets, which are of a
+//! family and yet need nothing of its ports and connections.
 
+pub mod netlink;
 mod packets;
 mod raw;
 
@@ -8,7 +9,7 @@ use alloc::sync::Arc;
 
 use abi::{Errno, Result, net as abi_net};
 
-use crate::net::{Socket, SocketKind, hooks, inet, netlink, unix};
+use crate::net::{Socket, SocketKind, hooks, inet, unix};
 
 /// Numbers of kinds, families and protocols end here (socket(2)).
 const KINDS: u32 = 11;

@@ -494,8 +494,8 @@ impl<'a> Walk<'a> {
         Ok(true)
     }
 
-    /// Takes one component of a directory that may be searched. False if it was a link whose text now
-    /// comes next.
+    /// Takes one component of a directory that may be searched. False if it was a link whose text
+    /// now comes next.
     #[inline(always)]
     fn step(&mut self, component: Last, follow: bool) -> Result<bool> {
         match component {

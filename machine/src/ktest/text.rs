@@ -350,8 +350,8 @@ fn call_corrupted_vtable() {
     _ = black_box(bad).area(1);
 }
 
-/// Does what a program has asked for: a call that must be stopped, or a loop. `user` is an address of the
-/// program's code. False: no such fault.
+/// Does what a program has asked for: a call that must be stopped, or a loop. `user` is an address
+/// of the program's code. False: no such fault.
 pub fn provoke(fault: &[u8]) -> bool {
     static DATA: AtomicU64 = AtomicU64::new(0);
     let wrong = wrong as *const () as u64;

@@ -8,7 +8,8 @@
 //! the time in, and hold their lock.
 //!
 //! Reading order: [`class`], [`queue`] (one CPU), [`balance`] (several), `tree` (the data
-//! structure); [`watch`] by itself. README.md derives the promise, and `tests/world` searches for what breaks it.
+//! structure); [`watch`] by itself. README.md derives the promise, and `tests/world` searches for
+//! what breaks it.
 
 #![no_std]
 

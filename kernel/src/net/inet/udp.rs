@@ -17,7 +17,9 @@ use super::options::{IpOptions, wants};
 use super::packet::Packet;
 use super::ports::{Binding, Owner, Ports, check_address};
 use super::udplite::Coverage;
-use super::{any_address, destination, is_broadcast, read_address, read_to_bind, shown, source_for};
+use super::{
+    any_address, destination, is_broadcast, read_address, read_to_bind, shown, source_for,
+};
 use crate::base::counters::{self, Counted};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};

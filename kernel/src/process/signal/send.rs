@@ -215,9 +215,7 @@ fn choose<'a>(
     if let Some(thread) = target {
         return Some(thread).filter(wants);
     }
-    let is_free = |thread: &&Arc<Thread>| {
-        thread.task().is_on_cpu() || !thread.has_pending_signal()
-    };
+    let is_free = |thread: &&Arc<Thread>| thread.task().is_on_cpu() || !thread.has_pending_signal();
     let mut wanting = threads.iter().filter(wants);
     let first = wanting.clone().next();
     wanting.find(is_free).or(first)

@@ -12,14 +12,14 @@ use formats::rtnetlink::{NETLINK_ROUTE, Request};
 use formats::sockaddr::NETLINK_BYTES;
 use machine::sync::SpinLock;
 
-use super::address::{Address, RawAddress};
-use super::channel::{Channel, ReceiveMode, Received};
-use super::inet::interface;
-use super::{Common, Outgoing, Socket, SocketFile, SocketKind};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::{Timeout, WaitQueue};
 use crate::ipc::mqueue::CookieSink;
+use crate::net::address::{Address, RawAddress};
+use crate::net::channel::{Channel, ReceiveMode, Received};
+use crate::net::inet::interface;
+use crate::net::{Common, Outgoing, Socket, SocketFile, SocketKind, hooks};
 use crate::process::Thread;
 use crate::vfs::File;
 
@@ -136,7 +136,7 @@ impl Socket for NetlinkSocket {
         if len > REQUEST_MAX {
             return Err(Errno::EMSGSIZE);
         }
-        super::hooks::netlink_send((&self.common,))?;
+        hooks::netlink_send((&self.common,))?;
         let mut request = alloc::vec![0; len];
         if source.take(&mut request)? < len {
             return Err(Errno::EFAULT);
