@@ -1,10 +1,10 @@
 //! Whether a CPU is stuck, or only was not run: the decisions of the watchdog.
 //!
 //! The host of a virtual CPU may not run it for seconds, while it runs the others: it is
-//! overloaded, or reads memory back that it had swapped out. Such a CPU does not tick either, and the time does
-//! pass. So a CPU's own time is counted from tick to tick, with no more than [`GAP_MAX_NS`] between
-//! two; and one that does not tick is asked by an interrupt that cannot be masked: only if it
-//! answers that, and still does not tick, it is stuck.
+//! overloaded, or reads memory back that it had swapped out. Such a CPU does not tick either, and
+//! the time does pass. So a CPU's own time is counted from tick to tick, with no more than
+//! [`GAP_MAX_NS`] between two; and one that does not tick is asked by an interrupt that cannot be
+//! masked: only if it answers that, and still does not tick, it is stuck.
 
 /// Nanoseconds per second.
 const SECOND_NS: u64 = 1_000_000_000;
