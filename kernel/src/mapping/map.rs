@@ -236,16 +236,17 @@ fn file_area(
         return Ok(vma);
     }
     let inode = file.inode();
+    let cache = inode.page_cache();
+    if grows_down && (cache.is_some() || inode.file_type() == FileType::Socket) {
+        return Err(Errno::EINVAL);
+    }
     if shared && inode.is_write_sealed() {
         if prot.contains(Prot::WRITE) {
             return Err(Errno::EPERM);
         }
         vma.flags.remove(VmaFlags::MAY_WRITE);
     }
-    let cache = inode.page_cache().ok_or(Errno::ENODEV)?;
-    if grows_down {
-        return Err(Errno::EINVAL);
-    }
+    let cache = cache.ok_or(Errno::ENODEV)?;
     vma.backing = Backing::File { cache, page_offset: offset / PAGE, file: Some(file) };
     Ok(vma)
 }
