@@ -500,8 +500,9 @@ pub(super) fn timers(subject: &Subject, out: &mut Text) -> Result<()> {
 }
 
 pub(super) fn personality(subject: &Subject, out: &mut Text) -> Result<()> {
-    let thread = subject.main_thread().ok_or_else(super::gone)?;
-    let personality = thread.settings.personality.load(Ordering::Relaxed);
+    // What has ended has none that anything could still go by.
+    let thread = subject.main_thread();
+    let personality = thread.map_or(0, |t| t.settings.personality.load(Ordering::Relaxed));
     writeln!(out, "{personality:08x}");
     Ok(())
 }
