@@ -14,7 +14,6 @@ use super::transfer::{self, read_stream, write_stream};
 use crate::base::io::{MAX_TRANSFER, Sink, Source};
 use crate::base::sched;
 use crate::base::user::UserPtr;
-use crate::process::pidfd::process_of;
 use crate::vfs::permission::READ;
 use crate::vfs::{File, hooks};
 
@@ -50,10 +49,7 @@ impl Cursor {
         let address = UserPtr::<u64>::new(address);
         let offset = match address.non_null() {
             None => None,
-            // A pidfd has places, but nothing is there.
-            Some(_) if !file.is_seekable() && process_of(&file).is_err() => {
-                return Err(Errno::ESPIPE);
-            }
+            Some(_) if !file.has_places() => return Err(Errno::ESPIPE),
             Some(at) => Some(at.read()?),
         };
         Ok(Cursor { file, offset, address })

@@ -115,11 +115,7 @@ pub fn mmap(
     if prot == Prot::EXEC {
         prot = prot.with_key(mm.with(|inner| inner.keys.deny_execute_only()));
     }
-    // What refuses by itself does so when the place is free.
-    let refuses_late = file.as_ref().is_some_and(|file| {
-        file.inode().file_type() == FileType::Socket || file.inode().is_write_sealed()
-    });
-    let vma = match file {
+    let vma = match &file {
         Some(file) => file_area(file, prot, flags, offset, len, no_exec),
         None if is_huge => huge_area(prot, flags, offset, len),
         None => anonymous_area(prot, flags, len),
@@ -127,7 +123,11 @@ pub fn mmap(
     let vma = match vma {
         Ok(vma) => vma,
         Err(error) => {
-            let clears = refuses_late && matches!(error, Errno::ENODEV | Errno::EPERM);
+            // What refuses by itself does so when the place is free.
+            let clears = matches!(error, Errno::ENODEV | Errno::EPERM)
+                && file.is_some_and(|file| {
+                    file.inode().file_type() == FileType::Socket || file.inode().is_write_sealed()
+                });
             return refuse(&mm, (hint, len, flags), clears).and(Err(error));
         }
     };
@@ -147,9 +147,9 @@ fn refuse(mm: &Mm, (hint, len, flags): (u64, u64, u32), clears: bool) -> Result<
             Ok::<_, Errno>(Some(inner.unmap(start, start + len)))
         }
         _ => Ok(None),
-    })?;
-    drop(replaced);
-    Ok(())
+    });
+    // Files that were mapped may be closed here, without the lock.
+    replaced.map(drop)
 }
 
 /// Whether it is the size of the huge pages that there are: 2 MiB, which nobody need say.
@@ -200,7 +200,7 @@ fn share_zeros(vma: &mut Vma, len: u64) {
 }
 
 fn file_area(
-    file: Arc<File>,
+    file: &Arc<File>,
     prot: Prot,
     flags: u32,
     offset: u64,
@@ -228,10 +228,10 @@ fn file_area(
     vma.flags.set(VmaFlags::MAY_WRITE, !shared || is_writable);
     vma.flags.set(VmaFlags::MAY_EXEC, !no_exec);
     let grows_down = flags & raw::MAP_GROWSDOWN != 0;
-    if crate::fs::devfs::is_zero(&file) && !grows_down {
+    if crate::fs::devfs::is_zero(file) && !grows_down {
         match shared {
             true => share_zeros(&mut vma, len),
-            false => vma.label = Some(Label::Zeros(file, offset / PAGE)),
+            false => vma.label = Some(Label::Zeros(file.clone(), offset / PAGE)),
         }
         return Ok(vma);
     }
@@ -247,7 +247,7 @@ fn file_area(
         vma.flags.remove(VmaFlags::MAY_WRITE);
     }
     let cache = cache.ok_or(Errno::ENODEV)?;
-    vma.backing = Backing::File { cache, page_offset: offset / PAGE, file: Some(file) };
+    vma.backing = Backing::File { cache, page_offset: offset / PAGE, file: Some(file.clone()) };
     Ok(vma)
 }
 

@@ -248,10 +248,16 @@ impl File {
     /// Whether it is a stream that lseek(2) succeeds on and leaves where it is: eventfd(2) and the
     /// like, but no pidfd.
     pub fn stays(&self) -> bool {
-        let inode = self.inode();
-        inode
-            .downcast_ref::<AnonInode>()
-            .is_some_and(|anon| anon.is_unnumbered() && !anon.is_pidfd())
+        self.has_anon_inode(|anon| anon.is_unnumbered() && !anon.is_pidfd())
+    }
+
+    /// Whether an offset may be named: not in a stream. A pidfd has places where nothing is.
+    pub fn has_places(&self) -> bool {
+        self.is_seekable() || self.has_anon_inode(AnonInode::is_pidfd)
+    }
+
+    fn has_anon_inode(&self, is_such: impl FnOnce(&AnonInode) -> bool) -> bool {
+        self.inode().downcast_ref::<AnonInode>().is_some_and(is_such)
     }
 
     /// Whether that position ever moves.

@@ -12,7 +12,6 @@ use crate::base::io::{Sink, Source, read_buffers};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::{self, PseudoInode};
 use crate::ipc::transfer::{self, RequestFlags, read_at, read_stream, write_at, write_stream};
-use crate::process::pidfd::PidFile;
 use crate::process::{Thread, current, file_of};
 use crate::vfs::inotify::Inotify;
 use crate::vfs::{File, FileType};
@@ -142,9 +141,7 @@ fn positioned(fd: u64) -> Result<Arc<File>> {
     if file.is_seekable() {
         return Ok(file);
     }
-    // A pidfd has places, but nothing is there.
-    let is_pidfd = file.ops_as::<PidFile>().is_some();
-    Err(if is_pidfd { Errno::EINVAL } else { Errno::ESPIPE })
+    Err(if file.has_places() { Errno::EINVAL } else { Errno::ESPIPE })
 }
 
 /// As [`positioned`], for writing: ESPIPE for text that takes what is written as a whole, too.
