@@ -598,6 +598,8 @@ pub(crate) enum Bench {
     Growth,
     /// Locks that CPUs share which do the same at the same time, and interrupts between them
     Scale,
+    /// Time of find, cat and git status over the host's files, in a VM and on the host
+    Root,
     /// Instructions of system calls and returns: by SYSRET and not, with isolated tables, with work
     /// at each call, with a filter; Limen beside Linux
     Entry,

@@ -9,7 +9,8 @@
 //! what many of something cost; `entry` the border alone, `calls` with equal protection on both
 //! sides; `ipi` counts what interrupts isolated
 //! CPUs; `cfi` only starts a program; `cfi_kernel` counts what kCFI costs the kernel, `lsm`
-//! what security hooks do; `guest` what leaving a guest costs; `scale` what CPUs share.
+//! what security hooks do; `guest` what leaving a guest costs; `scale` what CPUs share; `root` takes
+//! the time of programs on the host's files.
 
 mod calls;
 pub(crate) mod cfi;
@@ -23,6 +24,7 @@ pub(crate) mod lsm;
 mod machine;
 mod plot;
 pub(crate) mod rig;
+pub(crate) mod root;
 pub(crate) mod scale;
 mod table;
 
@@ -51,6 +53,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
         Bench::Cfi => cfi::command(args),
         Bench::Growth => growth::command(args),
         Bench::Scale => scale::command(args),
+        Bench::Root => root::command(args),
         Bench::Entry => entry::command(args),
         Bench::Calls => calls::command(args),
         Bench::Ipi => ipi::command(args),

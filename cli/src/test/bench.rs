@@ -9,10 +9,10 @@ use super::{Context, Summary};
 use crate::Error;
 use crate::args::BENCH_CPU;
 use crate::bench::kernel::tiny_hashes;
-use crate::bench::{cfi, growth, guest, scale};
+use crate::bench::{cfi, growth, guest, root, scale};
 
 pub(super) fn names() -> Vec<String> {
-    ["bench::kernel", "bench::growth", "bench::scale", "bench::guest", "bench::cfi"]
+    ["bench::kernel", "bench::growth", "bench::scale", "bench::root", "bench::guest", "bench::cfi"]
         .map(str::to_owned)
         .into()
 }
@@ -44,6 +44,10 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     })?;
     judge("bench::scale", &|| {
         let failed = scale::tiny(&context.kernel, BENCH_CPU)?;
+        Ok((!failed.is_empty()).then(|| format!("not measured: {}", failed.join(", "))))
+    })?;
+    judge("bench::root", &|| {
+        let failed = root::tiny()?;
         Ok((!failed.is_empty()).then(|| format!("not measured: {}", failed.join(", "))))
     })?;
     judge("bench::guest", &|| {

@@ -22,7 +22,7 @@ use machine::sync::SpinLock;
 use machine::virtio::{Buffers, Queue, SubmitError};
 
 use crate::base::sched::Sleep;
-use crate::base::sync::{WaitQueue, Waiter, Wake};
+use crate::base::sync::WaitQueue;
 use crate::base::time::{Deadline, NS_PER_SEC};
 
 /// Largest reply asked for, frames apart.
@@ -116,8 +116,37 @@ pub(crate) struct Answer {
 /// One request's wait, shared by its caller and the interrupt handler. A caller that gives up just
 /// goes; the reply that comes later is dropped with this.
 struct Call {
-    waiter: Arc<Waiter>,
-    answer: SpinLock<Option<Answer>>,
+    done: WaitQueue,
+    answer: SpinLock<Option<Result<Answer>>>,
+}
+
+/// A request that is on its way, or answered already.
+pub struct Sent {
+    call: Arc<Call>,
+    deadline: Deadline,
+}
+
+impl Sent {
+    fn new(answer: Option<Result<Answer>>, wait_ns: u64) -> Sent {
+        let call = Arc::new(Call { done: WaitQueue::new(), answer: SpinLock::new(answer) });
+        Sent { call, deadline: Deadline::after_ns(wait_ns) }
+    }
+
+    /// One that is answered already, for a server that answers at once.
+    #[cfg(feature = "ktest")]
+    pub(crate) fn answered(answer: Answer) -> Sent {
+        Self::new(Some(Ok(answer)), 0)
+    }
+
+    /// Whether nobody has to wait for the answer.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.call.answer.lock().is_some()
+    }
+
+    /// The answer, if it has come and was not taken.
+    pub(crate) fn take(&self) -> Option<Result<Answer>> {
+        self.call.answer.lock().take()
+    }
 }
 
 struct ExchangeState<R> {
@@ -155,14 +184,15 @@ impl<R: Ring> Exchange<R> {
             any = true;
             if let Some(call) = state.calls.get_mut(number).and_then(Option::take) {
                 let Messages { reply, written, .. } = messages;
-                *call.answer.lock() = Some(Answer { reply, written });
-                call.waiter.wake(0);
+                *call.answer.lock() = Some(Ok(Answer { reply, written }));
+                call.done.wake_all(0);
             }
         }
         if state.ring.is_broken() {
-            state.calls.iter().flatten().for_each(|call| {
-                call.waiter.wake(0);
-            });
+            for call in state.calls.iter_mut().filter_map(Option::take) {
+                *call.answer.lock() = Some(Err(Errno::EIO));
+                call.done.wake_all(0);
+            }
         }
         drop(state);
         if any {
@@ -180,30 +210,48 @@ impl<R: Ring> Exchange<R> {
         max_reply: usize,
         frames: Vec<Frame>,
     ) -> Result<Answer> {
+        let (messages, sent) = self.prepare(request, max_reply, frames)?;
+        self.submit(messages, Some(&sent.call), sent.deadline)?;
+        self.finish(&sent)
+    }
+
+    /// As [`Self::call`] without the wait: [`Self::finish`] gets the reply. EAGAIN if the ring is
+    /// full, or the server has become silent.
+    pub(crate) fn begin(&self, request: Vec<u8>, max_reply: usize) -> Result<Sent> {
+        if self.is_silent.load(Ordering::Relaxed) {
+            return Err(Errno::EAGAIN);
+        }
+        let (messages, sent) = self.prepare(request, max_reply, Vec::new())?;
+        match self.try_submit(messages, Some(&sent.call)) {
+            Ok(()) => Ok(sent),
+            Err((SubmitError::Full, _)) => Err(Errno::EAGAIN),
+            Err((SubmitError::Broken, _)) => Err(Errno::EIO),
+        }
+    }
+
+    /// Sleeps until the reply to a request has come. EIO as the module says, and where it was taken
+    /// before.
+    pub(crate) fn finish(&self, sent: &Sent) -> Result<Answer> {
+        let deadline = Some(sent.deadline);
+        let answer = sent.call.done.wait_deadline(Sleep::Uninterruptible, deadline, || sent.take());
+        answer.unwrap_or_else(|_| Err(self.give_up()))
+    }
+
+    fn prepare(
+        &self,
+        request: Vec<u8>,
+        max_reply: usize,
+        frames: Vec<Frame>,
+    ) -> Result<(Messages, Sent)> {
         if !(1..=MAX_REPLY).contains(&max_reply) {
             return Err(Errno::EINVAL);
         }
         let is_silent = self.is_silent.load(Ordering::Relaxed);
         let Timeouts { answering_ns, silent_ns } = self.timeouts;
-        let deadline = Deadline::after_ns(if is_silent { silent_ns } else { answering_ns });
-        let call = Arc::new(Call { waiter: Waiter::new(), answer: SpinLock::new(None) });
+        let sent = Sent::new(None, if is_silent { silent_ns } else { answering_ns });
         let mut reply = Vec::new();
         reply.try_reserve_exact(max_reply).map_err(|_| Errno::ENOMEM)?;
-        let messages = Messages { request, reply, frames, written: 0 };
-        self.submit(messages, Some(&call), deadline)?;
-        loop {
-            if let Some(answer) = call.answer.lock().take() {
-                return Ok(answer);
-            }
-            if self.state.lock().ring.is_broken() {
-                return Err(Errno::EIO);
-            }
-            if deadline.has_passed() {
-                return Err(self.give_up());
-            }
-            call.waiter.sleep(Sleep::Uninterruptible, Some(deadline));
-            call.waiter.clear();
-        }
+        Ok((Messages { request, reply, frames, written: 0 }, sent))
     }
 
     /// Sends one message whose reply, of at most `room` bytes, nobody waits for; sleeps while the
@@ -225,14 +273,8 @@ impl<R: Ring> Exchange<R> {
     ) -> Result<()> {
         let mut messages = Some(messages);
         let submitted = self.room.wait_deadline(Sleep::Uninterruptible, Some(deadline), || {
-            let mut state = self.state.lock();
-            match state.ring.submit(messages.take().unwrap_or_default()) {
-                Ok(number) => {
-                    // Before the device can answer: it does not know of the request yet.
-                    state.calls[number] = call.cloned();
-                    state.ring.notify();
-                    Some(Ok(()))
-                }
+            match self.try_submit(messages.take().unwrap_or_default(), call) {
+                Ok(()) => Some(Ok(())),
                 Err((SubmitError::Full, back)) => {
                     messages = Some(back);
                     None
@@ -241,6 +283,19 @@ impl<R: Ring> Exchange<R> {
             }
         });
         submitted.unwrap_or_else(|_| Err(self.give_up()))
+    }
+
+    fn try_submit(
+        &self,
+        messages: Messages,
+        call: Option<&Arc<Call>>,
+    ) -> core::result::Result<(), (SubmitError, Messages)> {
+        let mut state = self.state.lock();
+        let number = state.ring.submit(messages)?;
+        // Before the device can answer: it does not know of the request yet.
+        state.calls[number] = call.cloned();
+        state.ring.notify();
+        Ok(())
     }
 
     #[cold]

@@ -10,7 +10,7 @@ use machine::frame::Frame;
 use machine::sync::Once;
 use machine::virtio::{self, Device, DeviceError, DeviceKind, Queue};
 
-use super::exchange::{Exchange, TIMEOUTS};
+use super::exchange::{Exchange, Sent, TIMEOUTS};
 
 /// What carries messages to the server and back: virtio.
 pub trait Transport: Send + Sync {
@@ -23,6 +23,13 @@ pub trait Transport: Send + Sync {
         max_reply: usize,
         frames: Vec<Frame>,
     ) -> Result<(Vec<u8>, usize)>;
+
+    /// As [`Self::call`] without the wait, and without frames: [`Self::finish`] gets the reply.
+    /// EAGAIN if there is no room for one more.
+    fn begin(&self, request: Vec<u8>, max_reply: usize) -> Result<Sent>;
+
+    /// Sleeps until the reply to a request has come, as [`Self::call`] does.
+    fn finish(&self, sent: &Sent) -> Result<(Vec<u8>, usize)>;
 
     /// Sends one message whose reply, of at most `room` bytes, nobody waits for; one without room
     /// for a reply goes by the queue that is for such. EIO.
@@ -88,6 +95,15 @@ impl Transport for FuseDevice {
             // What follows would not begin in the first frame.
             return Err(Errno::EIO);
         }
+        Ok((answer.reply, answer.written))
+    }
+
+    fn begin(&self, request: Vec<u8>, max_reply: usize) -> Result<Sent> {
+        self.requests.begin(request, max_reply)
+    }
+
+    fn finish(&self, sent: &Sent) -> Result<(Vec<u8>, usize)> {
+        let answer = self.requests.finish(sent)?;
         Ok((answer.reply, answer.written))
     }
 

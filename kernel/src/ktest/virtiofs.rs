@@ -17,6 +17,8 @@ use machine::ktest::Test;
 use machine::sync::SpinLock;
 
 use crate::base::io::Sink;
+use crate::base::time::now_ns;
+use crate::drivers::exchange::{Answer, Sent};
 use crate::drivers::fuse_transport::Transport;
 use crate::fs::overlay::OverlayFs;
 use crate::fs::virtiofs::VirtioFs;
@@ -28,6 +30,9 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "virtiofs::names_without_objects", run: names_without_objects },
     Test { name: "virtiofs::many_questions_are_one", run: many_questions_are_one },
     Test { name: "virtiofs::names_expire", run: names_expire },
+    Test { name: "virtiofs::walk", run: walk },
+    Test { name: "virtiofs::no_walk", run: no_walk },
+    Test { name: "virtiofs::ahead_of_changes", run: ahead_of_changes },
     Test { name: "virtiofs::lookups_are_given_back", run: lookups_are_given_back },
     Test { name: "virtiofs::mutated_answers", run: mutations },
 ];
@@ -47,6 +52,8 @@ const ROOT: u64 = 1;
 const FOLDER: u64 = 2;
 const LINK: u64 = 3;
 const FIRST_FILE: u64 = 100;
+/// Directories with one file each.
+const FIRST_DIRECTORY: u64 = 10_000;
 const FILE_BYTES: u64 = 10_000;
 const FOREVER: u64 = 1 << 40;
 /// Long ago, seconds since 1970: no change that could be followed by another in the same moment.
@@ -60,6 +67,8 @@ struct State {
     /// Names of directories come without what they stand for.
     hides_objects: bool,
     requests: u32,
+    /// Requests that nobody waited for, beside those.
+    ahead: u32,
     /// Lookups that were not given back, by object.
     lookups: BTreeMap<u64, u64>,
     /// Changes about each eighth reply if it is not 0.
@@ -77,6 +86,7 @@ impl Server {
             valid_s,
             hides_objects: false,
             requests: 0,
+            ahead: 0,
             lookups: BTreeMap::new(),
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
         })))
@@ -143,6 +153,19 @@ impl Transport for Server {
         Ok((reply, len))
     }
 
+    fn begin(&self, request: Vec<u8>, max_reply: usize) -> Outcome<Sent> {
+        let (reply, written) = self.call(request, max_reply, Vec::new())?;
+        let mut state = self.0.lock();
+        state.requests -= 1;
+        state.ahead += 1;
+        Ok(Sent::answered(Answer { reply, written }))
+    }
+
+    fn finish(&self, sent: &Sent) -> Outcome<(Vec<u8>, usize)> {
+        let answer = sent.take().ok_or(Errno::EIO)??;
+        Ok((answer.reply, answer.written))
+    }
+
     fn send(&self, request: Vec<u8>, _room: usize) -> Outcome<()> {
         if get32(&request, 4) == 42 {
             let mut state = self.0.lock();
@@ -205,6 +228,7 @@ impl State {
         match (folder, name) {
             (ROOT, b"sub") => Some(FOLDER),
             (ROOT, b"link") => Some(LINK),
+            (FIRST_DIRECTORY.., b"file") => Some(FIRST_FILE),
             (FOLDER, name) => self.names.get(name).copied(),
             _ => None,
         }
@@ -220,6 +244,7 @@ impl State {
         let (mode, size) = match node {
             ROOT | FOLDER => (0o40_755, 4096),
             LINK => (0o120_777, 6),
+            FIRST_DIRECTORY.. => (0o40_755, 4096),
             _ => (0o100_644, FILE_BYTES),
         };
         put64s(reply, &[node, size, 8, LONG_AGO, self.changed_s, self.changed_s]);
@@ -230,6 +255,10 @@ impl State {
     fn put_names(&mut self, reply: &mut Vec<u8>, folder: u64, from: u64, room: u32) {
         let names: Vec<(Vec<u8>, u64)> = match folder {
             ROOT => [(b"sub".to_vec(), FOLDER), (b"link".to_vec(), LINK)].into(),
+            FIRST_DIRECTORY.. if self.changed_s > LONG_AGO => {
+                [(b"renamed".to_vec(), FIRST_FILE)].into()
+            }
+            FIRST_DIRECTORY.. => [(b"file".to_vec(), FIRST_FILE)].into(),
             _ => self.names.iter().map(|(name, &node)| (name.clone(), node)).collect(),
         };
         let all = (1..).zip(names).skip(from as usize);
@@ -417,6 +446,75 @@ fn names_expire() -> Result<(), String> {
     ensure!(folder.lookup(b"new").is_ok(), "no new name");
     let found = names(&folder).map_err(said)?;
     ensure!(found.contains(&b"new".to_vec()) && found.len() as u64 == FILES, "{found:?}");
+    Ok(())
+}
+
+/// Directories in the folder for the tests of walks.
+const DIRECTORIES: u64 = 40;
+
+/// A folder with directories, d00 and so on, whose names have been read.
+fn folder_of_directories(valid_s: u64) -> Result<(Arc<Server>, Arc<dyn Inode>), String> {
+    let (server, _fs, folder) = mounted(valid_s)?;
+    let name = |n| (format!("d{n:02}").into_bytes(), FIRST_DIRECTORY + n);
+    server.0.lock().names = (0..DIRECTORIES).map(name).collect();
+    names(&folder).map_err(said)?;
+    Ok((server, folder))
+}
+
+fn directory(folder: &Arc<dyn Inode>, number: u64) -> Result<Arc<dyn Inode>, String> {
+    folder.lookup(format!("d{number:02}").as_bytes()).map_err(said)
+}
+
+/// Who reads one directory after the other waits for the first two only, and the names are right.
+fn walk() -> Result<(), String> {
+    let (server, folder) = folder_of_directories(FOREVER)?;
+    let mut waited = Vec::new();
+    for number in 0..DIRECTORIES {
+        let before = server.requests();
+        let found = names(&directory(&folder, number)?).map_err(said)?;
+        ensure!(found == [b"file".to_vec()], "{number}: {found:?}");
+        waited.push(server.requests() - before);
+    }
+    let late: u32 = waited[2..].iter().sum();
+    // An answer that came while nobody looked is followed by a question for more.
+    ensure!(late <= DIRECTORIES as u32 / 4, "questions: {waited:?}");
+    let ahead = server.0.lock().ahead;
+    ensure!(u64::from(ahead) <= 2 * DIRECTORIES, "{ahead} questions for {DIRECTORIES} directories");
+    Ok(())
+}
+
+/// Who reads some directory here and some there makes nobody ask for others.
+fn no_walk() -> Result<(), String> {
+    let (server, folder) = folder_of_directories(FOREVER)?;
+    for number in [7, 3, 20, 1, 30, 28] {
+        names(&directory(&folder, number)?).map_err(said)?;
+    }
+    let ahead = server.0.lock().ahead;
+    ensure!(ahead == 0, "{ahead} questions that nobody had");
+    Ok(())
+}
+
+/// Names that were asked for ahead are believed for as long as the server says, and where that is
+/// no time nothing is asked for ahead.
+fn ahead_of_changes() -> Result<(), String> {
+    let (server, folder) = folder_of_directories(0)?;
+    for number in 0..4 {
+        names(&directory(&folder, number)?).map_err(said)?;
+    }
+    ensure!(server.0.lock().ahead == 0, "asked for what does not hold");
+
+    let (server, folder) = folder_of_directories(1)?;
+    for number in 0..2 {
+        names(&directory(&folder, number)?).map_err(said)?;
+    }
+    ensure!(server.0.lock().ahead > 0, "nothing was asked for");
+    server.0.lock().changed_s += 1;
+    let end_ns = now_ns() + 1_100_000_000;
+    while now_ns() < end_ns {
+        core::hint::spin_loop();
+    }
+    let found = names(&directory(&folder, 2)?).map_err(said)?;
+    ensure!(found == [b"renamed".to_vec()], "{found:?}");
     Ok(())
 }
 

@@ -16,6 +16,8 @@ use formats::fuse::{self, Caller, FuseError, REPLY_HEADER, Request, feature};
 use machine::frame::{Frame, PAGE_SIZE};
 use machine::sync::SpinLock;
 
+use super::ahead::Ahead;
+use crate::drivers::exchange::Sent;
 use crate::drivers::fuse_transport::Transport;
 
 /// Objects given back in one message.
@@ -26,6 +28,8 @@ const READ_PAGES: usize = 32;
 const READ_PAGES_MAX: usize = 256;
 /// Bytes of names asked for at once.
 const NAMES_BYTES: u32 = 128 * 1024;
+/// The same where nobody waits for them.
+const NAMES_AHEAD_BYTES: u32 = 32 * 1024;
 
 /// A connection.
 pub(super) struct Client {
@@ -61,6 +65,19 @@ pub(super) struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.node.client.released.lock().push((self.node.id, self.handle));
+    }
+}
+
+/// A request whose reply is got later.
+pub(super) struct Asked {
+    unique: u64,
+    sent: Sent,
+}
+
+impl Asked {
+    /// Whether nobody has to wait for the reply.
+    pub(super) fn is_answered(&self) -> bool {
+        self.sent.is_answered()
     }
 }
 
@@ -132,6 +149,19 @@ impl Client {
         let (reply, len) = self.transport.call(message, request.max_reply(), Vec::new())?;
         let body = fuse::reply_body(&reply, len, unique).map_err(to_errno)?;
         read(body).map_err(to_errno)
+    }
+
+    /// As [`Self::call`], for [`Self::finish`].
+    fn begin(&self, request: &Request<'_>) -> Result<Asked> {
+        let unique = self.number();
+        let message = request.encode(unique, Caller::default());
+        let sent = self.transport.begin(message, request.max_reply())?;
+        Ok(Asked { unique, sent })
+    }
+
+    fn finish(&self, asked: &Asked) -> Result<Vec<u8>> {
+        let (reply, len) = self.transport.finish(&asked.sent)?;
+        fuse::reply_body(&reply, len, asked.unique).map_err(to_errno).map(<[u8]>::to_vec)
     }
 
     fn number(&self) -> u64 {
@@ -215,15 +245,39 @@ impl Node {
         Ok(Handle { node: self.clone(), handle })
     }
 
+    /// Asks for names of this directory from position `from` on; [`Self::finish_names`] gets them.
+    /// EAGAIN if that would have to wait.
+    pub(super) fn begin_names(&self, from: u64) -> Result<Asked> {
+        if !self.client.opens_no_directories.load(Ordering::Relaxed) {
+            return Err(Errno::EAGAIN);
+        }
+        let count = NAMES_AHEAD_BYTES;
+        self.client.begin(&Request::ReadDirPlus { node: self.id, handle: 0, offset: from, count })
+    }
+
+    /// The names, as the server put them. They are to be gone through, or given back.
+    pub(super) fn finish_names(&self, asked: &Asked) -> Result<Vec<u8>> {
+        self.client.finish(asked)
+    }
+
+    /// Gives back the objects that have come with names that nobody wants.
+    pub(super) fn give_back_names(&self, body: &[u8]) {
+        for (entry, _) in fuse::names_with_objects(body).flatten() {
+            drop(self.client.found(entry));
+        }
+    }
+
     /// Gives the names of this directory from position `from` on to `each`, until it wants no more
-    /// (false) or there are none. EIO for `.` or `..` more than once, and positions in circles.
+    /// (false) or there are none; those that were asked for `ahead` come first. EIO for `.` or `..`
+    /// more than once, and positions in circles.
     pub(super) fn names(
         &self,
         from: u64,
+        mut ahead: Option<Ahead>,
         mut each: impl FnMut(Named<'_>) -> Result<bool>,
     ) -> Result<()> {
         let handle = self.open_directory()?;
-        let result = self.names_of(handle, from, &mut each);
+        let result = self.names_of(handle, from, ahead.as_mut(), &mut each);
         if let Some(handle) = handle {
             self.client.send(&Request::ReleaseDir { node: self.id, handle });
         }
@@ -234,6 +288,7 @@ impl Node {
         &self,
         handle: Option<u64>,
         mut from: u64,
+        mut ahead: Option<&mut Ahead>,
         each: &mut dyn FnMut(Named<'_>) -> Result<bool>,
     ) -> Result<()> {
         let handle = handle.unwrap_or(0);
@@ -241,7 +296,10 @@ impl Node {
         loop {
             let (node, offset) = (self.id, from);
             let request = Request::ReadDirPlus { node, handle, offset, count: NAMES_BYTES };
-            let body = self.client.call(&request, |body| Ok(body.to_vec()))?;
+            let body = match ahead.as_mut().and_then(|ahead| ahead.next()) {
+                Some(body) => body,
+                None => self.client.call(&request, |body| Ok(body.to_vec()))?,
+            };
             if body.is_empty() {
                 return Ok(());
             }

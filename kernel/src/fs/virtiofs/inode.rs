@@ -10,6 +10,7 @@ use machine::frame::{Frame, PAGE_SIZE};
 use machine::sync::{Once, SpinLock};
 
 use super::VirtioFs;
+use super::ahead::Ahead;
 use super::client::{Handle, Node};
 use super::listing::{Builder, Found, Known, Listing};
 use crate::base::io::Sink;
@@ -23,6 +24,9 @@ use crate::vfs::{
 
 /// Questions about single names of a directory before all of them are asked for at once.
 const SINGLE_QUESTIONS: u32 = 4;
+
+/// Directories whose names are asked for before they are wanted, most at one time.
+const AHEAD_MAX: usize = 8;
 
 /// A directory that was changed so shortly before it was asked about may be changed again without a
 /// later time of change: that this is the same then proves nothing, nanoseconds.
@@ -66,7 +70,7 @@ struct DirectoryState {
 
 /// When a directory was changed last: its times of modification and of change, nanoseconds since
 /// 1970.
-type ChangedAt = (i64, i64);
+pub(super) type ChangedAt = (i64, i64);
 
 /// Since when a directory's names are what they are, as far as is known.
 #[derive(Clone, Copy, Default)]
@@ -308,9 +312,11 @@ impl VirtioInode {
         }
         // What changes from here on shows when the names are checked again.
         self.check_names()?;
-        let mut builder = Builder::new();
+        let ahead = self.foreseen();
+        let is_foreseen = ahead.is_some();
+        let mut builder = ahead.as_ref().map_or_else(Builder::new, |(_, ns)| Builder::since(*ns));
         let mut fits = true;
-        self.node.names(0, |named| {
+        self.node.names(0, ahead.map(|(ahead, _)| ahead), |named| {
             fits = builder.add(named)?;
             Ok(fits)
         })?;
@@ -324,7 +330,60 @@ impl VirtioInode {
         self.forget_names();
         *state.listing.lock() = Some(listing.clone());
         self.fs.note_names(self.node.id(), self.me.clone(), listing.entries.len());
+        self.look_ahead(&listing, is_foreseen);
         Ok(Some(listing))
+    }
+
+    /// What was asked for ahead about this directory, if it still holds, and when.
+    fn foreseen(&self) -> Option<(Ahead, u64)> {
+        let ahead = self.fs.ahead.take(self.node.id())?;
+        let changed = self.directory.names.lock().changed;
+        let valid_ns = self.known.lock().valid_ns;
+        let since_ns = ahead.valid_since_ns(changed, valid_ns)?;
+        Some((ahead, since_ns))
+    }
+
+    /// Asks for the names of the directories that come next, if somebody walks through the tree.
+    fn look_ahead(&self, listing: &Listing, is_foreseen: bool) {
+        let mut place = self.place();
+        let is_next = place.as_ref().is_some_and(|(around, place)| around.walks_to(*place));
+        if !(is_next || is_foreseen) || self.known.lock().valid_ns == 0 {
+            return;
+        }
+        let mut wanted = Vec::new();
+        self.add_unknown(listing, 0, &mut wanted);
+        let mut inner = self.me.upgrade();
+        while let Some((around, at)) = place
+            && wanted.len() < AHEAD_MAX
+        {
+            self.add_unknown(&around, at + 1, &mut wanted);
+            inner = inner.and_then(|inner| inner.parent.as_ref()?.upgrade());
+            place = inner.as_ref().and_then(|inner| inner.place());
+        }
+        self.fs.ahead.begin(&wanted);
+    }
+
+    /// The names of the directory that this one is in, and its place among the directories there.
+    fn place(&self) -> Option<(Arc<Listing>, usize)> {
+        let parent = self.parent.as_ref()?.upgrade()?;
+        let around = parent.directory.listing.lock().clone()?;
+        let place = around.directory_place(self.node.id())?;
+        Some((around, place))
+    }
+
+    /// Adds the directories from a place on whose names are not known.
+    fn add_unknown(
+        &self,
+        listing: &Listing,
+        place: usize,
+        wanted: &mut Vec<(Arc<Node>, ChangedAt)>,
+    ) {
+        let room = AHEAD_MAX.saturating_sub(wanted.len());
+        let listed = self.fs.listed.lock();
+        let directories = listing.directories_from(place).take(AHEAD_MAX);
+        let unknown = directories.filter(|found| !listed.contains_key(&found.node.id()));
+        let changed = |a: &Attributes| (to_ns(a.mtime), to_ns(a.ctime));
+        wanted.extend(unknown.map(|f| (f.node.clone(), changed(&f.attributes))).take(room));
     }
 
     /// Gives the objects in use the attributes that have come with the names.
@@ -364,7 +423,7 @@ impl VirtioInode {
     /// Names from a position on, of a directory that is not kept.
     fn names_from(&self, from: u64, max: usize) -> Result<Vec<DirEntry>> {
         let mut builder = Builder::new();
-        self.node.names(from, |named| Ok(builder.add(named)? && builder.len() < max))?;
+        self.node.names(from, None, |named| Ok(builder.add(named)? && builder.len() < max))?;
         Ok(builder.into_entries().iter().map(dir_entry).collect())
     }
 }

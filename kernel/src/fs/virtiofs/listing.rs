@@ -18,6 +18,9 @@ use crate::vfs::FileType;
 const MODE_SHIFT: u32 = 12;
 /// Most names that are kept of one directory.
 const NAMES_MAX: usize = 131_072;
+/// No place of a directory.
+const NONE_WALKED: usize = usize::MAX;
+
 /// An object that a name stands for.
 pub(super) struct Found {
     pub(super) node: Arc<Node>,
@@ -45,6 +48,10 @@ pub(super) struct Listing {
     by_name: Box<[u32]>,
     /// Place of the entry that was given out last.
     last: AtomicUsize,
+    /// Places in `entries` of directories.
+    directories: Box<[u32]>,
+    /// Place in `directories` of the one whose names were read last.
+    walked: AtomicUsize,
 }
 
 /// A listing that is being read.
@@ -56,7 +63,12 @@ pub(super) struct Builder {
 impl Builder {
     /// Of no names yet.
     pub(super) fn new() -> Builder {
-        Builder { entries: Vec::new(), begun_ns: now_ns() }
+        Self::since(now_ns())
+    }
+
+    /// Of no names yet, that were asked for at a time.
+    pub(super) fn since(begun_ns: u64) -> Builder {
+        Builder { entries: Vec::new(), begun_ns }
     }
 
     /// Names so far.
@@ -97,7 +109,15 @@ impl Builder {
         let entries = self.entries;
         let mut by_name: Vec<u32> = (0..entries.len() as u32).collect();
         by_name.sort_unstable_by(|&a, &b| entries[a as usize].name.cmp(&entries[b as usize].name));
-        Listing { by_name: by_name.into(), last: AtomicUsize::new(0), entries }
+        let is_directory = |&at: &u32| entries[at as usize].kind == FileType::Directory;
+        let directories = (0..entries.len() as u32).filter(is_directory).collect();
+        Listing {
+            by_name: by_name.into(),
+            last: AtomicUsize::new(0),
+            directories,
+            walked: AtomicUsize::new(NONE_WALKED),
+            entries,
+        }
     }
 
     /// The names so far, for who wants no listing.
@@ -132,5 +152,31 @@ impl Listing {
     /// finds the place at once.
     pub(super) fn note_left(&self, left: usize) {
         self.last.store((self.entries.len() - left).saturating_sub(1), Ordering::Relaxed);
+    }
+
+    /// Notes that the names of a directory are read, the one at this place among the directories.
+    /// Whether it follows the one that was read last.
+    pub(super) fn walks_to(&self, place: usize) -> bool {
+        self.walked.swap(place, Ordering::Relaxed).checked_add(1) == Some(place)
+    }
+
+    /// The place among the directories of the one that the server calls `id`.
+    pub(super) fn directory_place(&self, id: u64) -> Option<usize> {
+        let is_it = |place: usize| self.directory(place).is_some_and(|it| it.node.id() == id);
+        let next = self.walked.load(Ordering::Relaxed).wrapping_add(1);
+        match is_it(next) {
+            true => Some(next),
+            false => (0..self.directories.len()).find(|&place| is_it(place)),
+        }
+    }
+
+    /// The directories from a place among them on.
+    pub(super) fn directories_from(&self, place: usize) -> impl Iterator<Item = &Found> {
+        (place..self.directories.len()).filter_map(|place| self.directory(place))
+    }
+
+    fn directory(&self, place: usize) -> Option<&Found> {
+        let &at = self.directories.get(place)?;
+        self.entries[at as usize].found.as_ref()
     }
 }

@@ -9,7 +9,8 @@
 //!
 //! Contents come straight into the frames of the page cache.
 //!
-//! Reading order: `client` (requests), `listing` (what is known of a directory), `inode` (objects).
+//! Reading order: `client` (requests), `listing` (what is known of a directory), `ahead` (what is
+//! asked before it is wanted), `inode` (objects).
 //! Neighbours: `formats::fuse` (the messages), `drivers::fuse_transport` (the device), `overlay`
 //! (which makes the live root writable), `ninep` (the other way to the host's files, which also
 //! writes).
@@ -25,12 +26,14 @@ use machine::sync::{Once, SpinLock};
 use crate::drivers::fuse_transport::Transport;
 use crate::vfs::{FileSystem, FileType, Inode, Statistics};
 
+mod ahead;
 mod client;
 mod inode;
 mod listing;
 
 pub use inode::VirtioInode;
 
+use ahead::AllAhead;
 use client::Client;
 
 /// Most files that stay open at the server for later use.
@@ -59,6 +62,8 @@ pub struct VirtioFs {
     names_max: usize,
     /// Where the next of them is looked for that goes.
     hand: AtomicU64,
+    /// Directories whose names are asked for before a program wants them.
+    ahead: AllAhead,
 }
 
 impl VirtioFs {
@@ -79,6 +84,7 @@ impl VirtioFs {
             names: AtomicUsize::new(0),
             names_max,
             hand: AtomicU64::new(0),
+            ahead: AllAhead::default(),
         });
         let root = VirtioInode::new(&fs, node, &attributes, valid_ns, None)?;
         if root.file_type() != FileType::Directory {
