@@ -121,7 +121,7 @@ fn measure(size: &Size, step: &mut dyn FnMut(&str)) -> Result<(Times, Times), Er
     let host = times(Command::new("bash").args(["-c", SCRIPT]).current_dir(&folder))?;
     step("Limen");
     let mut limen = Command::new(std::env::current_exe()?);
-    limen.args(["run", "--quiet", "--memory", "2G", "--timeout", "15m", "--share", "virtiofs"]);
+    limen.args(["run", "--memory", "2G", "--timeout", "15m", "--share", "virtiofs"]);
     let limen = times(limen.args(["--", "bash", "-c", SCRIPT]).current_dir(&folder))?;
     std::fs::remove_dir_all(&folder)?;
     if host.hash != limen.hash {

@@ -44,6 +44,8 @@ pub struct VirtioInode {
     known: SpinLock<KnownMetadata>,
     /// Open for reading at the server.
     reader: SpinLock<Option<Arc<Handle>>>,
+    /// When it had changed last when the server let it be opened.
+    opened: SpinLock<Option<ChangedAt>>,
     cache: Once<Arc<PageCache>>,
     attached: InodeState,
     directory: DirectoryState,
@@ -151,6 +153,7 @@ impl VirtioInode {
             parent: parent.map(|parent| parent.me.clone()),
             known: SpinLock::new(KnownMetadata { metadata, valid_until_ns, valid_ns }),
             reader: SpinLock::new(None),
+            opened: SpinLock::new(None),
             cache: Once::new(),
             attached: InodeState::default(),
             directory: DirectoryState::default(),
@@ -230,6 +233,17 @@ impl VirtioInode {
         drop(old);
         self.fs.note_open(self.me.clone());
         Ok(handle)
+    }
+
+    /// Fails if the server does not let it be read. One that it did let, and that has not changed
+    /// since, with its mode and owner, is not opened again before there is something to read.
+    fn check_opens(&self) -> Result<()> {
+        let changed = changed_at(&self.metadata()?);
+        if *self.opened.lock() != Some(changed) {
+            self.reader()?;
+            *self.opened.lock() = Some(changed);
+        }
+        Ok(())
     }
 
     /// Lets go of the handle that is open for reading.
@@ -466,7 +480,7 @@ impl Inode for VirtioInode {
         }
         match self.kind {
             FileType::Regular => {
-                self.reader()?;
+                self.check_opens()?;
                 Ok(Arc::new(VirtioFile(self)))
             }
             FileType::Directory => {
