@@ -7,10 +7,9 @@
 //! Reading order: [`command`], then `kernel` (what is compared), `machine` and `rig` (one run),
 //! `crate::linux` (where the other kernel comes from), `table` (what is printed). `growth` counts
 //! what many of something cost; `entry` the border alone, `calls` with equal protection on both
-//! sides; `ipi` counts what interrupts isolated
-//! CPUs; `cfi` only starts a program; `cfi_kernel` counts what kCFI costs the kernel, `lsm`
-//! what security hooks do; `guest` what leaving a guest costs; `scale` what CPUs share; `root` takes
-//! the time of programs on the host's files.
+//! sides; `ipi` counts what interrupts isolated CPUs; `cfi` only starts a program; `cfi_kernel`
+//! counts what kCFI costs the kernel, `lsm` what security hooks do; `guest` what leaving a guest
+//! costs; `scale` what CPUs share; `root` takes the time of programs on the host's files.
 
 mod calls;
 pub(crate) mod cfi;

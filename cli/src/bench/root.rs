@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
@@ -70,7 +71,8 @@ struct Times {
 /// Measures and prints. Status 1 if a row misses its goal.
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let mut steps = Steps::of(3);
-    let (host, limen) = measure(if args.tiny { &TINY } else { &WHOLE }, &mut |step| {
+    let size = if args.tiny { &TINY } else { &WHOLE };
+    let (host, limen) = measure(size, args.kernel.as_deref(), &mut |step| {
         steps.begin(step);
     })?;
     let ratio =
@@ -104,13 +106,17 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
 
 /// The smallest run: rows that were not measured.
 pub(crate) fn tiny() -> Result<Vec<String>, Error> {
-    let (host, limen) = measure(&TINY, &mut |_| ())?;
+    let (host, limen) = measure(&TINY, None, &mut |_| ())?;
     let wanted = host.rows.into_keys();
     Ok(wanted.filter(|row| !limen.rows.contains_key(row)).collect())
 }
 
 /// The host's times, and the VM's.
-fn measure(size: &Size, step: &mut dyn FnMut(&str)) -> Result<(Times, Times), Error> {
+fn measure(
+    size: &Size,
+    kernel: Option<&Path>,
+    step: &mut dyn FnMut(&str),
+) -> Result<(Times, Times), Error> {
     // Not in /tmp, which the VM has for itself.
     let base = crate::paths::target_dir()?;
     std::fs::create_dir_all(&base)?;
@@ -122,6 +128,9 @@ fn measure(size: &Size, step: &mut dyn FnMut(&str)) -> Result<(Times, Times), Er
     step("Limen");
     let mut limen = Command::new(std::env::current_exe()?);
     limen.args(["run", "--memory", "2G", "--timeout", "15m", "--share", "virtiofs"]);
+    if let Some(kernel) = kernel {
+        limen.arg("--kernel").arg(kernel);
+    }
     let limen = times(limen.args(["--", "bash", "-c", SCRIPT]).current_dir(&folder))?;
     std::fs::remove_dir_all(&folder)?;
     if host.hash != limen.hash {
@@ -145,6 +154,8 @@ fn make(size: &Size, folder: &Path) -> Result<(), Error> {
         std::fs::create_dir_all(&path)?;
         (0..100).try_for_each(|n| std::fs::write(path.join(n.to_string()), n.to_string()))?;
     }
+    // Git reads again what was changed in the second of its index.
+    std::thread::sleep(Duration::from_millis(1100));
     let git = |words: &[&str]| {
         let mut git = Command::new("git");
         git.args(["-c", "user.name=bench", "-c", "user.email=bench@localhost", "-C"]);

@@ -33,6 +33,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "virtiofs::walk", run: walk },
     Test { name: "virtiofs::no_walk", run: no_walk },
     Test { name: "virtiofs::ahead_of_changes", run: ahead_of_changes },
+    Test { name: "virtiofs::opened_once", run: opened_once },
     Test { name: "virtiofs::lookups_are_given_back", run: lookups_are_given_back },
     Test { name: "virtiofs::mutated_answers", run: mutations },
 ];
@@ -67,6 +68,8 @@ struct State {
     /// Names of directories come without what they stand for.
     hides_objects: bool,
     requests: u32,
+    /// Files that were opened.
+    opens: u32,
     /// Requests that nobody waited for, beside those.
     ahead: u32,
     /// Lookups that were not given back, by object.
@@ -87,6 +90,7 @@ impl Server {
             hides_objects: false,
             requests: 0,
             ahead: 0,
+            opens: 0,
             lookups: BTreeMap::new(),
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
         })))
@@ -205,7 +209,10 @@ impl State {
                 self.put_attributes(reply, node);
             }
             5 => reply.extend_from_slice(b"sub/f1"),
-            14 => put64s(reply, &[77, 0]),
+            14 => {
+                self.opens += 1;
+                put64s(reply, &[77, 0]);
+            }
             15 => *data = read(get64(request, 48), get32(request, 56), frames),
             17 => {
                 put64s(reply, &[9, 8, 7, 6, 5]);
@@ -515,6 +522,39 @@ fn ahead_of_changes() -> Result<(), String> {
     }
     let found = names(&directory(&folder, 2)?).map_err(said)?;
     ensure!(found == [b"renamed".to_vec()], "{found:?}");
+    Ok(())
+}
+
+/// More files than stay open at the server.
+const MANY_FILES: u64 = 600;
+
+/// A file that has been opened is opened again without a question, until it has changed.
+fn opened_once() -> Result<(), String> {
+    let (server, _fs, folder) = mounted(FOREVER)?;
+    let open = |file: &Arc<dyn Inode>| file.clone().open(abi::general::O_RDONLY).map_err(said);
+    server.0.lock().names = (0..MANY_FILES).map(|n| (file_name(n), FIRST_FILE + n)).collect();
+    let files: Vec<_> = (0..MANY_FILES).map(|n| folder.lookup(&file_name(n))).collect();
+    for file in &files {
+        open(file.as_ref().map_err(|&error| said(error))?)?;
+    }
+    let opens = server.0.lock().opens;
+    ensure!(u64::from(opens) == MANY_FILES, "{opens} of {MANY_FILES} were opened");
+    let file = folder.lookup(b"f7").map_err(said)?;
+    open(&file)?;
+    ensure!(server.0.lock().opens == opens, "the server was asked again");
+    let mut byte = [0];
+    let cache = file.page_cache().ok_or("no contents")?;
+    let read = cache.read(0, &mut Sink::kernel(&mut byte)).map_err(said)?;
+    ensure!(read == 1 && byte[0] == byte_at(0), "{read} bytes, {byte:?}");
+    ensure!(server.0.lock().opens == opens + 1, "it was read without being open");
+
+    let (server, _fs, folder) = mounted(0)?;
+    let file = folder.lookup(b"f7").map_err(said)?;
+    open(&file)?;
+    let opens = server.0.lock().opens;
+    server.0.lock().changed_s += 1;
+    open(&file)?;
+    ensure!(server.0.lock().opens == opens + 1, "it has changed, and was not opened again");
     Ok(())
 }
 

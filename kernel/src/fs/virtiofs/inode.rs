@@ -240,6 +240,8 @@ impl VirtioInode {
     fn check_opens(&self) -> Result<()> {
         let changed = changed_at(&self.metadata()?);
         if *self.opened.lock() != Some(changed) {
+            // A handle of before the change would tell nothing about whom it lets in now.
+            self.close_reader();
             self.reader()?;
             *self.opened.lock() = Some(changed);
         }
