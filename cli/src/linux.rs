@@ -11,11 +11,13 @@
 
 use std::ffi::OsString;
 use std::io::Read as _;
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use formats::cpio;
 
+use crate::args::MachineModel;
 use crate::bench::hex_hash;
 use crate::failure::{Doing, Failure};
 use crate::run::qemu::{self, port_file};
@@ -44,6 +46,9 @@ pub(crate) struct Linux {
 pub(crate) const INIT: &str = "limen-linux-init";
 /// Linux needs the old timer to calibrate its clock, so the machine has it.
 pub(crate) const MACHINE: &str = "microvm,x-option-roms=off,rtc=on,isa-serial=on,pcie=off";
+/// For a root that the host serves: Debian's cloud kernel has its devices on PCI built in, those on
+/// MMIO are a module.
+const PCI_MACHINE: &str = "q35,usb=off,sata=off,smbus=off,vmport=off";
 /// What every Linux is started with: once its program has ended, so has the machine.
 pub(crate) const APPEND: &str = "console=ttyS0 quiet panic=-1";
 
@@ -63,6 +68,8 @@ pub(crate) struct Boot<'a> {
     pub(crate) cpu: &'a str,
     pub(crate) smp: u8,
     pub(crate) memory_mib: u64,
+    /// QEMU's end of whoever serves the host's files (`cli/share`), if anybody does.
+    pub(crate) share: Option<RawFd>,
 }
 
 impl Linux {
@@ -82,7 +89,7 @@ impl Linux {
         let options = "-no-user-config -nodefaults -no-reboot -display none";
         command.extend(options.split(' ').map(OsString::from));
         for (name, value) in [
-            ("-M", MACHINE.into()),
+            ("-M", if boot.share.is_some() { PCI_MACHINE } else { MACHINE }.into()),
             ("-accel", qemu::emulation(boot.smp).into()),
             ("-cpu", OsString::from(boot.cpu)),
             ("-smp", boot.smp.to_string().into()),
@@ -93,6 +100,18 @@ impl Linux {
             ("-serial", format!("file:{}", serial.display()).into()),
         ] {
             command.extend([name.into(), value]);
+        }
+        if let Some(fd) = boot.share {
+            let [memory, machine] = qemu::shared_memory(boot.memory_mib);
+            let [socket, device] = qemu::shared_root(MachineModel::Q35, boot.smp, fd);
+            for (name, value) in [
+                ("-object", memory),
+                ("-machine", machine),
+                ("-chardev", socket),
+                ("-device", device),
+            ] {
+                command.extend([name.into(), value.into()]);
+            }
         }
         Ok(command)
     }

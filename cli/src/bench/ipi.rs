@@ -145,6 +145,7 @@ fn on_linux(found: &linux::Linux, time: Duration) -> Result<Figures, Error> {
         cpu: "max",
         smp: 4,
         memory_mib: kernel::MEMORY_MIB,
+        share: None,
     })?;
     let _slow = Progress::of("the machine runs");
     rig::run_within(&command, Clock::Wall, dir.path(), time + AROUND)?;

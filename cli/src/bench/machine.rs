@@ -150,6 +150,7 @@ impl Machine {
             cpu: &self.cpu,
             smp: self.smp,
             memory_mib: self.memory_mib,
+            share: None,
         })?;
         let _slow = self.progress("serial");
         let wall = rig::run_within(&command, clock, self.dir.path(), self.limit(clock))?;

@@ -1,12 +1,15 @@
 //! `limen bench root`: how long programs take that go through the host's files in a VM, beside the
 //! same programs on the host.
 //!
-//! This is time, not instructions, since the host's part is in it: for a quiet machine. Both sides
+//! This is time, not instructions, since the host's part is in it: for a quiet machine. All sides
 //! run one script over the same tree, the host first, so that the host's own cache is warm for
-//! both. Each program runs twice: the first time everything comes from the host, the second time
+//! all. Each program runs twice: the first time everything comes from the host, the second time
 //! from what is known of it. What the programs print must be the same before there is a ratio.
+//! Debian's kernel, with its own virtio-fs on the same server in the same QEMU, is the fair peer:
+//! in emulation a program's own instructions cost more than the host's already.
 //!
-//! Neighbours: `kernel/src/fs/virtiofs` is what is measured, `cli/share` the server.
+//! Neighbours: `kernel/src/fs/virtiofs` is what is measured, `cli/share` the server,
+//! `guest/linux_init` the first process on Linux.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,10 +17,16 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use formats::boot_config::{BootConfig, RootKind};
+use formats::{cpio, ports};
 use serde_json::{Map, Value, json};
 
-use crate::args::BenchArgs;
+use crate::args::{BenchArgs, Cache};
+use crate::compare::linux::Beside;
 use crate::progress::Steps;
+use crate::run::lookup::DEFAULT_PATH;
+use crate::run::outcome::Outcome;
+use crate::run::share;
 use crate::{Error, children};
 
 /// Rows, and the most that each may take beside the host.
@@ -62,61 +71,98 @@ struct Size {
 const WHOLE: Size = Size { folders: 5000, files_in_each: 12, large_mib: 500, tracked_folders: 100 };
 const TINY: Size = Size { folders: 20, files_in_each: 3, large_mib: 2, tracked_folders: 1 };
 
+/// Memory of both kernels' machines, in MiB: all that is read fits.
+const MEMORY_MIB: u64 = 2048;
+const LIMIT: Duration = Duration::from_mins(15);
+
 /// Microseconds by row, and the hash of what the programs said.
 struct Times {
     rows: BTreeMap<String, u64>,
     hash: String,
 }
 
+/// The same on all sides.
+struct Sides {
+    host: Times,
+    limen: Times,
+    linux: Option<Times>,
+}
+
+impl Sides {
+    /// How many times as long as on the host, if it was measured.
+    fn ratio(&self, row: &str) -> Option<f64> {
+        Some(*self.limen.rows.get(row)? as f64 / (*self.host.rows.get(row)?).max(1) as f64)
+    }
+
+    fn json(&self, row: &str, goal: f64) -> Option<Value> {
+        let linux_us = self.linux.as_ref().and_then(|linux| linux.rows.get(row));
+        Some(json!({ "limen_us": self.limen.rows.get(row)?, "host_us": self.host.rows.get(row)?,
+                     "linux_us": linux_us, "ratio": self.ratio(row)?, "goal": goal }))
+    }
+
+    /// A line of the table.
+    fn line(&self, row: &str, goal: f64) -> String {
+        let Some(ratio) = self.ratio(row) else {
+            return format!("{row:<18} not measured: there is no git");
+        };
+        let ms = |times: &Times| format!("{:.1}", times.rows[row] as f64 / 1000.0);
+        let (limen, host) = (ms(&self.limen), ms(&self.host));
+        let linux = self.linux.as_ref().map_or("-".to_owned(), ms);
+        let missed = if ratio > goal { "  missed" } else { "" };
+        format!("{row:<18}{limen:>12}{linux:>12}{host:>12}{ratio:>9.1}{goal:>7.0}{missed}")
+    }
+}
+
 /// Measures and prints. Status 1 if a row misses its goal.
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
-    let mut steps = Steps::of(3);
+    let beside = match args.no_linux {
+        true => None,
+        false => Some(Beside::find(args.linux.as_deref())?),
+    };
     let size = if args.tiny { &TINY } else { &WHOLE };
-    let (host, limen) = measure(size, args.kernel.as_deref(), &mut |step| {
+    let mut steps = Steps::of(if beside.is_some() { 4 } else { 3 });
+    let sides = measure(size, args.kernel.as_deref(), beside.as_ref(), &mut |step| {
         steps.begin(step);
     })?;
-    let ratio =
-        |row: &str| Some(*limen.rows.get(row)? as f64 / (*host.rows.get(row)?).max(1) as f64);
-    let missed = ROWS.iter().any(|&(row, goal)| ratio(row).is_some_and(|ratio| ratio > goal));
+    let missed = ROWS.iter().any(|&(row, goal)| sides.ratio(row).is_some_and(|got| got > goal));
     if args.json {
-        let object = ROWS.iter().filter_map(|&(row, goal)| {
-            let figures = json!({ "limen_us": limen.rows.get(row)?, "host_us": host.rows.get(row)?,
-                                  "ratio": ratio(row)?, "goal": goal });
-            Some((row.to_owned(), figures))
-        });
+        let rows = ROWS.iter();
+        let object = rows.filter_map(|&(row, goal)| Some((row.to_owned(), sides.json(row, goal)?)));
         tell!("{:#}", Value::Object(object.collect::<Map<_, _>>()));
         return Ok(u8::from(missed));
     }
-    let mut out =
-        format!("{:<18}{:>12}{:>12}{:>9}{:>7}\n", "", "Limen, ms", "host, ms", "ratio", "goal");
+    let mut out = format!(
+        "{:<18}{:>12}{:>12}{:>12}{:>9}{:>7}\n",
+        "", "Limen, ms", "Linux, ms", "host, ms", "to host", "goal"
+    );
     for (row, goal) in ROWS {
-        let Some(ratio) = ratio(row) else {
-            let _ = writeln!(out, "{row:<18} not measured: there is no git");
-            continue;
-        };
-        let ms = |times: &Times| times.rows[row] as f64 / 1000.0;
-        let missed = if ratio > goal { "  missed" } else { "" };
-        let (limen, host) = (ms(&limen), ms(&host));
-        let _ = writeln!(out, "{row:<18}{limen:>12.1}{host:>12.1}{ratio:>9.1}{goal:>7.0}{missed}");
+        let _ = writeln!(out, "{}", sides.line(row, goal));
     }
-    out += "Time of the host's clock and of the guest's: on a quiet machine only.\n";
+    if let Some(beside) = &beside {
+        let _ = writeln!(out, "Linux {} has the same root from the same server.", beside.name());
+    }
+    out += "Time of the host's clock and of the guests': on a quiet machine only.\n";
     crate::out::bytes(out.as_bytes());
     Ok(u8::from(missed))
 }
 
 /// The smallest run: rows that were not measured.
 pub(crate) fn tiny() -> Result<Vec<String>, Error> {
-    let (host, limen) = measure(&TINY, None, &mut |_| ())?;
-    let wanted = host.rows.into_keys();
-    Ok(wanted.filter(|row| !limen.rows.contains_key(row)).collect())
+    let beside = Beside::find(None)?;
+    let sides = measure(&TINY, None, Some(&beside), &mut |_| ())?;
+    let has = |times: &Times, row: &String| times.rows.contains_key(row);
+    let is_whole = |row: &String| {
+        has(&sides.limen, row) && sides.linux.as_ref().is_some_and(|linux| has(linux, row))
+    };
+    Ok(sides.host.rows.keys().filter(|row| !is_whole(row)).cloned().collect())
 }
 
-/// The host's times, and the VM's.
 fn measure(
     size: &Size,
     kernel: Option<&Path>,
+    beside: Option<&Beside>,
     step: &mut dyn FnMut(&str),
-) -> Result<(Times, Times), Error> {
+) -> Result<Sides, Error> {
     // Not in /tmp, which the VM has for itself.
     let base = crate::paths::target_dir()?;
     std::fs::create_dir_all(&base)?;
@@ -126,17 +172,57 @@ fn measure(
     step("the host");
     let host = times(Command::new("bash").args(["-c", SCRIPT]).current_dir(&folder))?;
     step("Limen");
+    let limen = on_limen(kernel, &folder)?;
+    let linux = match beside {
+        Some(beside) => {
+            step("Linux");
+            Some(on_linux(beside, &folder)?)
+        }
+        None => None,
+    };
+    std::fs::remove_dir_all(&folder)?;
+    let differs = |times: &Times| times.hash != host.hash;
+    if differs(&limen) || linux.as_ref().is_some_and(differs) {
+        return Err("the programs said something else in the VM than on the host".into());
+    }
+    Ok(Sides { host, limen, linux })
+}
+
+fn on_limen(kernel: Option<&Path>, folder: &Path) -> Result<Times, Error> {
     let mut limen = Command::new(std::env::current_exe()?);
-    limen.args(["run", "--memory", "2G", "--timeout", "15m", "--share", "virtiofs"]);
+    let (memory, limit) = (format!("{MEMORY_MIB}M"), format!("{}s", LIMIT.as_secs()));
+    limen.args(["run", "--memory", &memory, "--timeout", &limit, "--share", "virtiofs"]);
     if let Some(kernel) = kernel {
         limen.arg("--kernel").arg(kernel);
     }
-    let limen = times(limen.args(["--", "bash", "-c", SCRIPT]).current_dir(&folder))?;
-    std::fs::remove_dir_all(&folder)?;
-    if host.hash != limen.hash {
-        return Err("the programs said something else in the VM than on the host".into());
+    times(limen.args(["--", "bash", "-c", SCRIPT]).current_dir(folder))
+}
+
+/// Debian's kernel has the same root from the same server, in the same QEMU.
+fn on_linux(beside: &Beside, folder: &Path) -> Result<Times, Error> {
+    let words = ["bash", "-c", SCRIPT].map(|word| word.as_bytes().to_vec());
+    let config = BootConfig {
+        program: b"/bin/bash".to_vec(),
+        argv: words.to_vec(),
+        env: vec![format!("PATH={DEFAULT_PATH}").into_bytes(), b"HOME=/".to_vec()],
+        cwd: folder.as_os_str().as_encoded_bytes().to_vec(),
+        root: RootKind::Live,
+        ..BootConfig::default()
+    };
+    let encoded = config.encode();
+    let mut image = cpio::Writer::new();
+    image.file(ports::CONFIG_PATH.as_bytes(), 0o600, &encoded);
+    let image = image.finish().map_err(|_| "the configuration does not fit an archive")?;
+    let mut share = share::start(Path::new("/"), Cache::Auto, 1)?;
+    let qemu = share.qemu().ok_or("the server has no socket for QEMU")?;
+    let measured = beside.on_live_root(&image, qemu, MEMORY_MIB, LIMIT)?;
+    share.let_go();
+    share.finish();
+    let said = String::from_utf8_lossy(&measured.stdout);
+    match measured.outcome {
+        Outcome::Exit(0) => Ok(parse(&said)),
+        other => Err(format!("the script failed on Linux ({}): {said}", other.word()).into()),
     }
-    Ok((host, limen))
 }
 
 fn make(size: &Size, folder: &Path) -> Result<(), Error> {
@@ -178,10 +264,15 @@ fn times(command: &mut Command) -> Result<Times, Error> {
         let stderr = String::from_utf8_lossy(&output.stderr);
         return Err(format!("the script failed ({}): {said}{stderr}", output.status).into());
     }
+    Ok(parse(&said))
+}
+
+/// What the script has printed.
+fn parse(said: &str) -> Times {
     let words = |line: &str| line.split_once(' ').map(|(a, b)| (a.to_owned(), b.trim().to_owned()));
     let lines: Vec<(String, String)> = said.lines().filter_map(words).collect();
     let number = |(row, us): &(String, String)| Some((row.clone(), us.parse().ok()?));
     let rows = lines.iter().filter_map(number).collect();
     let hash = lines.last().map(|(hash, _)| hash.clone()).unwrap_or_default();
-    Ok(Times { rows, hash })
+    Times { rows, hash }
 }

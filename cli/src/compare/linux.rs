@@ -7,7 +7,9 @@
 //! Neighbours: `crate::linux` finds the kernel, `bench/rig.rs` counts.
 
 use std::collections::BTreeMap;
+use std::os::fd::RawFd;
 use std::path::Path;
+use std::time::Duration;
 
 use super::{Measured, Setup};
 use crate::bench::rig::{self, Clock};
@@ -23,13 +25,13 @@ const MARK: &str = "limen-linux ";
 const KERNEL_MIB: u64 = 128;
 
 /// The kernel and the first process.
-pub(super) struct Beside {
+pub(crate) struct Beside {
     linux: Linux,
     init: Vec<u8>,
 }
 
 impl Beside {
-    pub(super) fn find(given: Option<&Path>) -> Result<Self, Error> {
+    pub(crate) fn find(given: Option<&Path>) -> Result<Self, Error> {
         let installed = paths::installed(linux::INIT).filter(|path| path.is_file());
         let init = match installed {
             Some(path) => path,
@@ -38,7 +40,7 @@ impl Beside {
         Ok(Self { linux: linux::find(given)?, init: paths::read(&init)? })
     }
 
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.linux.name
     }
 
@@ -49,7 +51,7 @@ impl Beside {
         clock: Clock,
     ) -> Result<Measured, Error> {
         let dir = paths::scratch()?;
-        let command = self.linux.command(&Boot {
+        let boot = Boot {
             program: &self.init,
             file: None,
             files: &setup.image,
@@ -58,10 +60,40 @@ impl Beside {
             cpu: &setup.args.cpu,
             smp: setup.args.smp,
             memory_mib: setup.args.memory + KERNEL_MIB,
-        })?;
+            share: None,
+        };
+        self.measure(&boot, clock, setup.args.timeout)
+    }
+
+    /// What the program said that `image` (an archive with its configuration) starts on the root
+    /// that is served to this descriptor, on one CPU with this memory.
+    pub(crate) fn on_live_root(
+        &self,
+        image: &[u8],
+        share: RawFd,
+        memory_mib: u64,
+        limit: Duration,
+    ) -> Result<Measured, Error> {
+        let dir = paths::scratch()?;
+        let boot = Boot {
+            program: &self.init,
+            file: None,
+            files: image,
+            append: linux::APPEND,
+            dir: dir.path(),
+            cpu: "max",
+            smp: 1,
+            memory_mib: memory_mib + KERNEL_MIB,
+            share: Some(share),
+        };
+        self.measure(&boot, Clock::Wall, limit)
+    }
+
+    fn measure(&self, boot: &Boot<'_>, clock: Clock, limit: Duration) -> Result<Measured, Error> {
+        let command = self.linux.command(boot)?;
         let _slow = Progress::of("the machine runs");
-        rig::run_within(&command, clock, dir.path(), setup.args.timeout)?;
-        let text = std::fs::read(port_file(dir.path(), "serial")).unwrap_or_default();
+        rig::run_within(&command, clock, boot.dir, limit)?;
+        let text = std::fs::read(port_file(boot.dir, "serial")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let measured = parse(&text, clock);
         measured.ok_or_else(|| {

@@ -17,7 +17,7 @@
 //! the JSON) and `page` (the page). Neighbour: `run/plan` makes the machine of `limen run --pack`.
 
 mod limen;
-mod linux;
+pub(crate) mod linux;
 mod page;
 mod report;
 
@@ -47,12 +47,12 @@ const LINUX: &str = "linux";
 
 /// What one run gave.
 #[derive(Clone, Debug)]
-struct Measured {
-    outcome: Outcome,
+pub(crate) struct Measured {
+    pub(crate) outcome: Outcome,
     /// From the program's start to its end: instructions, or nanoseconds without a count.
     ticks: u64,
     counters: BTreeMap<String, u64>,
-    stdout: Vec<u8>,
+    pub(crate) stdout: Vec<u8>,
 }
 
 /// What one set of parameters gave.

@@ -17,7 +17,7 @@ pub(crate) mod plan;
 pub(crate) mod pump;
 pub(crate) mod qemu;
 pub(crate) mod secrets;
-mod share;
+pub(crate) mod share;
 pub(crate) mod shim;
 pub(crate) mod trace;
 pub(crate) mod tty;

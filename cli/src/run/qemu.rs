@@ -151,10 +151,8 @@ impl Qemu {
         line.option("-accel", accel).option("-cpu", self.cpu.as_deref().unwrap_or(cpu));
         line.option("-smp", self.smp.to_string()).option("-m", format!("{}M", self.memory_mib));
         if wires.share().is_some() {
-            // Whoever serves the root writes into the guest's memory.
-            let size = self.memory_mib;
-            let memory = format!("memory-backend-memfd,id=memory,size={size}M,share=on");
-            line.option("-object", memory).option("-machine", "memory-backend=memory");
+            let [memory, machine] = shared_memory(self.memory_mib);
+            line.option("-object", memory).option("-machine", machine);
         }
     }
 
@@ -217,14 +215,8 @@ impl Qemu {
     fn shares(&self, line: &mut Line, wires: &Wires) {
         let is_mapped = self.root.as_ref().is_some_and(|root| root.is_mapped);
         if let Some(fd) = wires.share() {
-            line.option("-chardev", format!("socket,id=share,fd={fd}"));
-            let device = format!(
-                "{},chardev=share,tag={},queue-size={SHARE_QUEUE},num-request-queues={}",
-                share_device(self.machine),
-                ports::ROOT_TAG,
-                limen_share::queues(self.smp)
-            );
-            line.option("-device", device);
+            let [socket, device] = shared_root(self.machine, self.smp, fd);
+            line.option("-chardev", socket).option("-device", device);
         }
         let by_qemu = self.root.iter().filter(|_| wires.share().is_none());
         let root = by_qemu.map(|root| (ports::ROOT_TAG.to_owned(), &root.path, true));
@@ -259,6 +251,24 @@ fn bus(machine: MachineModel) -> &'static str {
 /// The device by which this program serves the root.
 pub(crate) fn share_device(machine: MachineModel) -> String {
     format!("vhost-user-fs-{}", bus(machine))
+}
+
+/// The values of `-object` and `-machine` by which whoever serves the root writes into the guest's
+/// memory.
+pub(crate) fn shared_memory(mib: u64) -> [String; 2] {
+    let memory = format!("memory-backend-memfd,id=memory,size={mib}M,share=on");
+    [memory, "memory-backend=memory".to_owned()]
+}
+
+/// The values of `-chardev` and `-device` of the root that this program serves; `fd` is QEMU's end.
+pub(crate) fn shared_root(machine: MachineModel, smp: u8, fd: RawFd) -> [String; 2] {
+    let device = format!(
+        "{},chardev=share,tag={},queue-size={SHARE_QUEUE},num-request-queues={}",
+        share_device(machine),
+        ports::ROOT_TAG,
+        limen_share::queues(smp)
+    );
+    [format!("socket,id=share,fd={fd}"), device]
 }
 
 /// Fails, with what helps, where there is no QEMU.

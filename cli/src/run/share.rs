@@ -32,7 +32,7 @@ pub(super) struct Answer {
 }
 
 /// Starts to serve `folder` to a guest of `smp` CPUs.
-pub(super) fn start(folder: &Path, cache: Cache, smp: u8) -> Result<Share, Error> {
+pub(crate) fn start(folder: &Path, cache: Cache, smp: u8) -> Result<Share, Error> {
     Share::start(folder, cache.valid(), smp, connected()?)
 }
 

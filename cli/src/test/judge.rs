@@ -60,6 +60,7 @@ pub(super) fn say(
         cpu: "max",
         smp,
         memory_mib: MEMORY_MIB,
+        share: None,
     })?;
     rig::run_within(&command, Clock::Wall, dir.path(), LIMIT)?;
     let text = std::fs::read(port_file(dir.path(), "serial"))?;

@@ -12,17 +12,22 @@
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
-use std::io::Write as _;
+use std::io::{Read as _, Seek as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::chroot;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use formats::boot_config::BootConfig;
-use formats::ports::CONFIG_PATH;
+use formats::boot_config::{BootConfig, RootKind};
+use formats::ports::{CONFIG_PATH, ROOT_TAG};
 
 /// Where the program's output goes.
 const OUTPUT: &str = "/run/limen-output";
+/// Where the host's tree is until it is the root.
+const LIVE_ROOT: &str = "/live";
+/// What the kernel tells about itself, and where.
+const KERNELS: [(&str, &str); 3] = [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")];
 /// What is on the serial port before everything of ours, so that it is told from the kernel's.
 const MARK: &str = "limen-linux";
 
@@ -46,13 +51,16 @@ fn say(text: &str) {
 }
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
-    for (kind, place) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
-        mount(kind, place)?;
+    for (kind, place) in KERNELS {
+        mount(kind, kind, place)?;
     }
     let bytes = fs::read(format!("/{CONFIG_PATH}"))?;
     let config = BootConfig::decode(&bytes).map_err(|error| error.to_string())?;
     fs::create_dir_all("/run")?;
-    let output = File::create(OUTPUT)?;
+    let mut output = File::options().read(true).write(true).create_new(true).open(OUTPUT)?;
+    if config.root == RootKind::Live {
+        enter_live_root()?;
+    }
     let argv: Vec<&OsStr> = config.argv.iter().map(|word| OsStr::from_bytes(word)).collect();
     let mut command = Command::new(OsStr::from_bytes(&config.program));
     command.arg0(argv.first().copied().unwrap_or_default()).args(argv.iter().skip(1));
@@ -62,7 +70,10 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
             command.env(OsStr::from_bytes(&entry[..at]), OsStr::from_bytes(&entry[at + 1..]));
         }
     }
-    command.stdin(File::open("/dev/null")?).stdout(output).stderr(File::create("/dev/console")?);
+    command
+        .stdin(File::open("/dev/null")?)
+        .stdout(output.try_clone()?)
+        .stderr(File::create("/dev/console")?);
     // SAFETY: between fork and exec only ptrace(2) is called, which is a system call alone and
     // takes no pointer here.
     unsafe {
@@ -87,7 +98,10 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         true => say(&format!("signaled {}", libc::WTERMSIG(status))),
         false => say(&format!("exit {}", libc::WEXITSTATUS(status))),
     }
-    let output = fs::read(OUTPUT)?;
+    let mut bytes = Vec::new();
+    output.rewind()?;
+    output.read_to_end(&mut bytes)?;
+    let output = bytes;
     say(&format!("output {}", output.escape_ascii()));
     say("end");
     // What was written has left the machine when this returns.
@@ -96,12 +110,23 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn mount(kind: &str, place: &str) -> Result<(), Box<dyn std::error::Error>> {
+/// Makes the host's tree, which comes by virtio-fs, this process's root.
+fn enter_live_root() -> Result<(), Box<dyn std::error::Error>> {
+    mount("virtiofs", ROOT_TAG, LIVE_ROOT)?;
+    for (kind, place) in KERNELS.into_iter().chain([("tmpfs", "/tmp")]) {
+        mount(kind, kind, &format!("{LIVE_ROOT}{place}"))?;
+    }
+    chroot(LIVE_ROOT)?;
+    Ok(std::env::set_current_dir("/")?)
+}
+
+fn mount(kind: &str, source: &str, place: &str) -> Result<(), Box<dyn std::error::Error>> {
     fs::create_dir_all(place)?;
-    let (kind, place) = (CString::new(kind)?, CString::new(place)?);
+    let (kind, source) = (CString::new(kind)?, CString::new(source)?);
+    let place = CString::new(place)?;
     // SAFETY: all pointers are to strings with their NUL that outlive the call; no data is given.
     let done =
-        unsafe { libc::mount(kind.as_ptr(), place.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) };
+        unsafe { libc::mount(source.as_ptr(), place.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) };
     // The kernel may have mounted /dev itself.
     let error = std::io::Error::last_os_error();
     if done == 0 || error.raw_os_error() == Some(libc::EBUSY) { Ok(()) } else { Err(error.into()) }
