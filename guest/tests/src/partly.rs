@@ -354,6 +354,13 @@ fn file_size_limit() {
         sc!(SYS_pwrite64, fd, text.as_ptr(), 6, 12).fails(EFBIG);
         sc!(SYS_ftruncate, fd, 13).fails(EFBIG);
         sc!(SYS_fallocate, fd, 0, 0, 13).fails(EFBIG);
+        // What is allocated behind the end takes memory, too.
+        sc!(SYS_fallocate, fd, FALLOC_FL_KEEP_SIZE, 0, 13).fails(EFBIG);
+        let memory = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
+        for mode in [0, FALLOC_FL_KEEP_SIZE] {
+            sc!(SYS_fallocate, memory, mode, 0, 1u64 << 40).fails(EFBIG);
+        }
+        close(memory);
         // Copies stay in one file system.
         let (mut zero, mut end) = (0i64, 11i64);
         let elsewhere = file_of(b"other", "/tmp");

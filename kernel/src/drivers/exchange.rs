@@ -217,11 +217,16 @@ impl<R: Ring> Exchange<R> {
 
     /// As [`Self::call`] without the wait: [`Self::finish`] gets the reply. EAGAIN if the ring is
     /// full, or the server has become silent.
-    pub(crate) fn begin(&self, request: Vec<u8>, max_reply: usize) -> Result<Sent> {
+    pub(crate) fn begin(
+        &self,
+        request: Vec<u8>,
+        max_reply: usize,
+        frames: Vec<Frame>,
+    ) -> Result<Sent> {
         if self.is_silent.load(Ordering::Relaxed) {
             return Err(Errno::EAGAIN);
         }
-        let (messages, sent) = self.prepare(request, max_reply, Vec::new())?;
+        let (messages, sent) = self.prepare(request, max_reply, frames)?;
         match self.try_submit(messages, Some(&sent.call)) {
             Ok(()) => Ok(sent),
             Err((SubmitError::Full, _)) => Err(Errno::EAGAIN),

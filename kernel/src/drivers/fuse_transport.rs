@@ -24,9 +24,9 @@ pub trait Transport: Send + Sync {
         frames: Vec<Frame>,
     ) -> Result<(Vec<u8>, usize)>;
 
-    /// As [`Self::call`] without the wait, and without frames: [`Self::finish`] gets the reply.
-    /// EAGAIN if there is no room for one more.
-    fn begin(&self, request: Vec<u8>, max_reply: usize) -> Result<Sent>;
+    /// As [`Self::call`] without the wait: [`Self::finish`] gets the reply. EAGAIN if there is no
+    /// room for one more.
+    fn begin(&self, request: Vec<u8>, max_reply: usize, frames: Vec<Frame>) -> Result<Sent>;
 
     /// Sleeps until the reply to a request has come, as [`Self::call`] does.
     fn finish(&self, sent: &Sent) -> Result<(Vec<u8>, usize)>;
@@ -98,8 +98,8 @@ impl Transport for FuseDevice {
         Ok((answer.reply, answer.written))
     }
 
-    fn begin(&self, request: Vec<u8>, max_reply: usize) -> Result<Sent> {
-        self.requests.begin(request, max_reply)
+    fn begin(&self, request: Vec<u8>, max_reply: usize, frames: Vec<Frame>) -> Result<Sent> {
+        self.requests.begin(request, max_reply, frames)
     }
 
     fn finish(&self, sent: &Sent) -> Result<(Vec<u8>, usize)> {

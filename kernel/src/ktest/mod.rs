@@ -13,6 +13,7 @@ mod hooks;
 mod ninep;
 mod ninep_server;
 mod others;
+mod read_ahead;
 mod read_mostly;
 mod sched;
 mod structures;
@@ -28,6 +29,7 @@ const SUITES: &[&[Test]] = &[
     window::TESTS,
     ninep::TESTS,
     virtiofs::TESTS,
+    read_ahead::TESTS,
     others::TESTS,
     read_mostly::TESTS,
     hooks::TESTS,

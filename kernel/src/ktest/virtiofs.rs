@@ -157,8 +157,8 @@ impl Transport for Server {
         Ok((reply, len))
     }
 
-    fn begin(&self, request: Vec<u8>, max_reply: usize) -> Outcome<Sent> {
-        let (reply, written) = self.call(request, max_reply, Vec::new())?;
+    fn begin(&self, request: Vec<u8>, max_reply: usize, frames: Vec<Frame>) -> Outcome<Sent> {
+        let (reply, written) = self.call(request, max_reply, frames)?;
         let mut state = self.0.lock();
         state.requests -= 1;
         state.ahead += 1;

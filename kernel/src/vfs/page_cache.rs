@@ -15,6 +15,7 @@
 //! be held by callers of `page`; `set_size` and `punch` take it themselves and must be called
 //! without it.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -30,14 +31,21 @@ use crate::base::sync::{Mutex, WaitQueue};
 
 pub mod huge;
 mod pages;
+mod reading;
 
 use huge::HugeFiles;
 use pages::{Look, Page, PageState, Pages, Taken};
+pub use reading::Coming;
+use reading::Windows;
 
 /// Where the data of a file lasts.
 pub trait PageBackend: Send + Sync {
     /// Fills the pages from index `first` on. Bytes past the end of the file stay zero. May sleep.
     fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<()>;
+    /// The same without the wait. None if that cannot be now, or never.
+    fn begin_pages(&self, _first: u64, _frames: &[Frame]) -> Option<Box<dyn Coming>> {
+        None
+    }
     /// Writes `len` bytes, which end in the last of these pages, from page `first` on. May sleep.
     fn write_pages(&self, first: u64, frames: &[Frame], len: usize) -> Result<()>;
 }
@@ -57,8 +65,6 @@ pub trait Keeper: Send + Sync {
 /// How often a page may be gone again when it has been read, before that counts as an error.
 const READS_MAX: usize = 64;
 
-/// Pages read at once from a backend: 256 KiB.
-const READ_AHEAD_PAGES: u64 = 64;
 /// Pages written at once to a backend: 256 KiB.
 const WRITE_BACK_PAGES: usize = 64;
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -73,6 +79,8 @@ pub struct PageCache {
     keeper: Option<Arc<dyn Keeper>>,
     size: AtomicU64,
     pages: SpinLock<Pages>,
+    /// Never held with `pages`.
+    windows: SpinLock<Windows>,
     /// Woken when pages have been read or written back, or have become a run.
     settled: WaitQueue,
     resizing: Mutex<()>,
@@ -153,6 +161,7 @@ impl PageCache {
             keeper,
             size: AtomicU64::new(size),
             pages: SpinLock::new(Pages::default()),
+            windows: SpinLock::new(Windows::default()),
             settled: WaitQueue::new(),
             resizing: Mutex::new(()),
             mappers: SpinLock::new(Mappers::default()),
@@ -445,38 +454,6 @@ impl PageCache {
         Ok(result?.0)
     }
 
-    /// Waits until the page is not being read: it is there, or gone. The backend's answer, or its
-    /// end, ends the wait.
-    fn wait_read(&self, index: u64) {
-        self.settled.wait_uninterruptible(|| {
-            (!matches!(self.pages.lock().look(index), Look::Busy)).then_some(())
-        });
-    }
-
-    /// The page, read if it is not there. EIO if it is gone each time, or does not come.
-    fn read_and_get(
-        &self,
-        backend: &dyn PageBackend,
-        index: u64,
-        for_write: bool,
-    ) -> Result<Frame> {
-        for _ in 0..READS_MAX {
-            self.read_ahead(backend, index)?;
-            match self.pages.lock().look(index) {
-                Look::Single(page) => {
-                    page.touch(for_write);
-                    return Ok(page.frame.clone());
-                }
-                Look::Huge(frame) => return Ok(frame),
-                // Somebody else is at it.
-                Look::Busy => {}
-                Look::Missing => continue,
-            }
-            self.wait_read(index);
-        }
-        Err(Errno::EIO)
-    }
-
     /// The page that is there, or else this one, and whether it is. One that is being read is
     /// replaced: its reader finds that out.
     fn get_or_insert(&self, index: u64, frame: Frame, for_write: bool) -> Result<(Frame, bool)> {
@@ -491,55 +468,6 @@ impl PageCache {
             }
             self.wait_read(index);
         }
-    }
-
-    /// Reads the missing pages from `index` on, up to the next one that is there or on its way;
-    /// nothing if that is `index` itself.
-    fn read_ahead(&self, backend: &dyn PageBackend, index: u64) -> Result<()> {
-        keep_reserve();
-        let wanted = self.size().div_ceil(PAGE).min(index + READ_AHEAD_PAGES).max(index + 1);
-        let mut frames = Vec::new();
-        for _ in index..wanted {
-            match crate::base::reserve::alloc_zeroed() {
-                Ok(frame) => frames.push(frame),
-                Err(error) if frames.is_empty() => return Err(error),
-                Err(_) => break,
-            }
-        }
-        {
-            let mut pages = self.pages.lock();
-            let end = index + frames.len() as u64;
-            let end = pages.single.range(index..end).next().map_or(end, |(&next, _)| next);
-            frames.truncate((end - index) as usize);
-            for (at, frame) in (index..).zip(&frames) {
-                let frame = frame.clone();
-                let page = Page { frame, state: PageState::Reading, mapped_writable: false };
-                pages.single.insert(at, page);
-            }
-        }
-        if frames.is_empty() {
-            return Ok(());
-        }
-        let result = backend.read_pages(index, &frames);
-        let mut failed = Vec::new();
-        {
-            let mut pages = self.pages.lock();
-            for (at, frame) in (index..).zip(&frames) {
-                // What has been taken out, or replaced, meanwhile is not this read's any more.
-                let is_own = |page: &&mut Page| {
-                    page.state == PageState::Reading && page.frame.phys() == frame.phys()
-                };
-                let Some(page) = pages.single.get_mut(&at).filter(is_own) else { continue };
-                if result.is_ok() {
-                    page.state = PageState::UpToDate;
-                } else {
-                    failed.extend(pages.single.remove(&at));
-                }
-            }
-        }
-        drop(failed);
-        self.settled.wake_all(0);
-        result
     }
 
     /// Reads at `offset` as far as the file and `sink` go. 0 at the end of the file.
@@ -741,14 +669,14 @@ impl PageCache {
             let len = left.min(count as u64 * PAGE) as usize;
             let frames = &frames[..len.div_ceil(PAGE_SIZE)];
             let written = if len > 0 { backend.write_pages(first, frames, len) } else { Ok(()) };
-            self.settle(run, written.is_ok());
+            self.settle_written(run, written.is_ok());
             result = result.and(written);
         }
         result
     }
 
     /// Pages have been written back, or not.
-    fn settle(&self, run: &[(u64, Frame)], written: bool) {
+    fn settle_written(&self, run: &[(u64, Frame)], written: bool) {
         {
             let mut pages = self.pages.lock();
             for (index, _) in run {
@@ -764,6 +692,7 @@ impl PageCache {
 
     /// Drops clean pages that nobody else refers to; returns how many.
     fn reclaim(&self) -> usize {
+        self.settle_windows();
         let Some(mut pages) = self.pages.try_lock() else { return 0 };
         let before = pages.single.len();
         pages.single.retain(|_, page| !page.is_clean() || page.frame.refs() > 1);

@@ -31,8 +31,12 @@ const LEAVE: u32 = u32::MAX - 1;
 const THREAD_STACK: usize = 256 << 10;
 const UNPRIVILEGED: u32 = 1000;
 
-/// Limits that programs start with, whatever the host's hard limits are.
-const LIMITS: [(u32, [u64; 2]); 5] = [
+/// Largest file of a program.
+const FILE_MAX: u64 = 16 << 20;
+/// Limits that programs start with, whatever the host's hard limits are. That of files keeps those
+/// that are nowhere but in memory (memfd_create(2), fallocate(2)) from taking all of the host's.
+const LIMITS: [(u32, [u64; 2]); 6] = [
+    (RLIMIT_FSIZE, [FILE_MAX, FILE_MAX]),
     (RLIMIT_NPROC, [4000, 4000]),
     (RLIMIT_NOFILE, [1024, 4096]),
     (RLIMIT_SIGPENDING, [100, 100]),
@@ -195,8 +199,11 @@ fn prepare(place: &Place, program: &Program) {
     }
     let _ = sc!(SYS_close_range, 3, u32::MAX, 0);
     for sig in (1..=64).filter(|sig| ![SIGKILL, SIGSTOP].contains(sig)) {
-        if sig == SIGPIPE || sig == WATCHER_SIGNAL {
-            on_signal(sig, if sig == SIGPIPE { SIG_IGN } else { watcher_handler() }, 0, 0);
+        // Of one that goes beyond its limit there is more to be seen than its end.
+        if [SIGPIPE, SIGXFSZ].contains(&sig) {
+            on_signal(sig, SIG_IGN, 0, 0);
+        } else if sig == WATCHER_SIGNAL {
+            on_signal(sig, watcher_handler(), 0, 0);
         }
     }
     on_signal(SIGSEGV, fault_handler(), SA_SIGINFO, 0);

@@ -374,9 +374,10 @@ pub fn fallocate(fd: u64, mode: u32, offset: i64, len: i64) -> Result<u64> {
     if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
         return Err(Errno::EFBIG);
     }
-    let grows = mode & raw::FALLOC_FL_KEEP_SIZE == 0;
     hooks::file_permission((&file, WRITE))?;
-    if grows && offset + len > inode.page_cache().map_or(0, |cache| cache.size()) {
+    // What is kept behind the end takes room as what makes the file longer.
+    let takes_room = mode & raw::FALLOC_FL_PUNCH_HOLE == 0;
+    if takes_room && offset + len > inode.page_cache().map_or(0, |cache| cache.size()) {
         check_size_limit(offset + len)?;
     }
     file.drop_privileges(|| current().subject())?;

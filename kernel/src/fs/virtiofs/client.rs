@@ -155,7 +155,7 @@ impl Client {
     fn begin(&self, request: &Request<'_>) -> Result<Asked> {
         let unique = self.number();
         let message = request.encode(unique, Caller::default());
-        let sent = self.transport.begin(message, request.max_reply())?;
+        let sent = self.transport.begin(message, request.max_reply(), Vec::new())?;
         Ok(Asked { unique, sent })
     }
 
@@ -357,12 +357,28 @@ impl Handle {
     pub(super) fn read(&self, offset: u64, frames: &[Frame]) -> Result<usize> {
         let client = &self.node.client;
         client.give_back();
-        let (node, handle, count) = (self.node.id, self.handle, frames.len() * PAGE_SIZE);
-        let unique = client.number();
-        let request = Request::Read { node, handle, offset, count: count as u32 };
-        let message = request.encode(unique, Caller::default());
+        let (unique, message) = self.read_request(offset, frames);
         let (reply, len) = client.transport.call(message, REPLY_HEADER, frames.to_vec())?;
         fuse::reply_body(&reply, len, unique).map_err(to_errno)?;
-        Ok((len - REPLY_HEADER).min(count))
+        Ok((len - REPLY_HEADER).min(frames.len() * PAGE_SIZE))
+    }
+
+    /// As [`Self::read`], for [`Self::finish_read`]. EAGAIN if that would have to wait.
+    pub(super) fn begin_read(&self, offset: u64, frames: &[Frame]) -> Result<Asked> {
+        let (unique, message) = self.read_request(offset, frames);
+        let sent = self.node.client.transport.begin(message, REPLY_HEADER, frames.to_vec())?;
+        Ok(Asked { unique, sent })
+    }
+
+    /// Sleeps until the frames are filled as far as the file goes.
+    pub(super) fn finish_read(&self, asked: &Asked) -> Result<()> {
+        self.node.client.finish(asked).map(|_| ())
+    }
+
+    fn read_request(&self, offset: u64, frames: &[Frame]) -> (u64, Vec<u8>) {
+        let count = (frames.len() * PAGE_SIZE) as u32;
+        let request = Request::Read { node: self.node.id, handle: self.handle, offset, count };
+        let unique = self.node.client.number();
+        (unique, request.encode(unique, Caller::default()))
     }
 }

@@ -1,5 +1,6 @@
 //! Objects of the server: what is known of them, and what may be asked instead of the server.
 
+use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -11,12 +12,12 @@ use machine::sync::{Once, SpinLock};
 
 use super::VirtioFs;
 use super::ahead::Ahead;
-use super::client::{Handle, Node};
+use super::client::{Asked, Handle, Node};
 use super::listing::{Builder, Found, Known, Listing};
 use crate::base::io::Sink;
 use crate::base::sync::Mutex;
 use crate::base::time::{now_ns, realtime_ns};
-use crate::vfs::page_cache::{MAX_FILE_SIZE, PageBackend, PageCache};
+use crate::vfs::page_cache::{Coming, MAX_FILE_SIZE, PageBackend, PageCache};
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes,
     chrdev,
@@ -618,7 +619,33 @@ impl PageBackend for Backend {
         Ok(())
     }
 
+    fn begin_pages(&self, first: u64, frames: &[Frame]) -> Option<Box<dyn Coming>> {
+        let inode = self.0.upgrade()?;
+        let handle = inode.reader.lock().clone()?;
+        if frames.len() > inode.fs.client.read_pages() {
+            return None;
+        }
+        let asked = handle.begin_read(first * PAGE_SIZE as u64, frames).ok()?;
+        Some(Box::new(Reading { handle, asked }))
+    }
+
     fn write_pages(&self, _first: u64, _frames: &[Frame], _len: usize) -> Result<()> {
         Err(Errno::EROFS)
+    }
+}
+
+/// Pages on their way; the file stays open for them.
+struct Reading {
+    handle: Arc<Handle>,
+    asked: Asked,
+}
+
+impl Coming for Reading {
+    fn is_here(&self) -> bool {
+        self.asked.is_answered()
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.handle.finish_read(&self.asked)
     }
 }

@@ -1,0 +1,243 @@
+//! Pages from a backend: those that somebody waits for, and windows of pages behind them that are
+//! on their way before anybody does.
+//!
+//! A reader is taken to go on if it misses the very page at which the last read from the backend
+//! ended. Then the pages behind are asked for, too, with one window more on its way each time that
+//! it comes to one: whoever reads a file's beginning gets no more than that, whoever reads all of
+//! it seldom waits. Nobody looks at an answer until a reader needs one of its pages, or memory
+//! gets short: the pages are being read until then.
+//!
+//! Invariant: a page that is being read is somebody's who will settle it: of a thread in
+//! [`PageCache::read_missing`], or of a window, whose pages any thread settles that would wait for
+//! one of them.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use abi::{Errno, Result};
+use machine::frame::Frame;
+
+use super::pages::{Look, Page, PageState, Pages};
+use super::{PAGE, PageBackend, PageCache, keep_reserve};
+
+/// How often a page may be gone again when it has been read, before that counts as an error.
+const READS_MAX: usize = 64;
+/// Pages read at once from a backend: 256 KiB.
+const WINDOW_PAGES: u64 = 64;
+/// Most windows of one file on their way.
+const WINDOWS_MAX: usize = 3;
+
+/// Pages that a backend was asked for, and that nobody waits for yet.
+pub trait Coming: Send {
+    /// Whether [`Self::finish`] will not wait.
+    fn is_here(&self) -> bool;
+    /// Sleeps until the pages are as [`PageBackend::read_pages`] leaves them. Once.
+    fn finish(&self) -> Result<()>;
+}
+
+struct Window {
+    first: u64,
+    frames: Vec<Frame>,
+    coming: Box<dyn Coming>,
+}
+
+impl Window {
+    fn end(&self) -> u64 {
+        self.first + self.frames.len() as u64
+    }
+}
+
+/// The windows of a file, the oldest first.
+#[derive(Default)]
+pub(super) struct Windows {
+    all: VecDeque<Window>,
+    /// Where the last read from the backend ended, or will.
+    end: Option<u64>,
+    /// How many are wanted.
+    depth: usize,
+}
+
+impl Windows {
+    /// A thread reads pages `[first, end)`, which were missing.
+    fn note_read(&mut self, first: u64, end: u64) {
+        self.depth = usize::from(self.end == Some(first));
+        self.end = Some(end);
+    }
+
+    /// The window that a reader has come to.
+    fn take(&mut self, index: u64) -> Option<Window> {
+        let is_it = |window: &Window| (window.first..window.end()).contains(&index);
+        let at = self.all.iter().position(is_it)?;
+        self.depth = (self.depth + 1).min(WINDOWS_MAX);
+        self.all.remove(at)
+    }
+
+    /// Those whose answers are here.
+    fn take_here(&mut self) -> Vec<Window> {
+        let is_here = |window: &Window| window.coming.is_here();
+        let (here, rest): (VecDeque<_>, _) = self.all.drain(..).partition(is_here);
+        self.all = rest;
+        here.into()
+    }
+}
+
+/// What becomes of pages that were read, or could not be. What has been taken out, or replaced,
+/// meanwhile is not this read's any more. What is dropped, for when no lock is held.
+fn settle_read(pages: &mut Pages, first: u64, frames: &[Frame], is_read: bool) -> Vec<Page> {
+    let mut failed = Vec::new();
+    for (at, frame) in (first..).zip(frames) {
+        let is_own = |page: &&mut Page| {
+            page.state == PageState::Reading && page.frame.phys() == frame.phys()
+        };
+        let Some(page) = pages.single.get_mut(&at).filter(is_own) else { continue };
+        if is_read {
+            page.state = PageState::UpToDate;
+        } else {
+            failed.extend(pages.single.remove(&at));
+        }
+    }
+    failed
+}
+
+impl PageCache {
+    /// Waits until the page is not being read: it is there, or gone. The backend's answer, or its
+    /// end, ends the wait.
+    pub(super) fn wait_read(&self, index: u64) {
+        loop {
+            let window = self.settled.wait_uninterruptible(|| {
+                let window = self.windows.lock().take(index);
+                let is_busy = || matches!(self.pages.lock().look(index), Look::Busy);
+                (window.is_some() || !is_busy()).then_some(window)
+            });
+            let Some(window) = window else { return };
+            self.ask_ahead();
+            self.finish(&window);
+        }
+    }
+
+    /// The page, read if it is not there. EIO if it is gone each time, or does not come.
+    pub(super) fn read_and_get(
+        &self,
+        backend: &dyn PageBackend,
+        index: u64,
+        for_write: bool,
+    ) -> Result<Frame> {
+        for _ in 0..READS_MAX {
+            self.read_missing(backend, index)?;
+            match self.pages.lock().look(index) {
+                Look::Single(page) => {
+                    page.touch(for_write);
+                    return Ok(page.frame.clone());
+                }
+                Look::Huge(frame) => return Ok(frame),
+                // Somebody else is at it.
+                Look::Busy => {}
+                Look::Missing => continue,
+            }
+            self.wait_read(index);
+        }
+        Err(Errno::EIO)
+    }
+
+    /// Reads the missing pages from `index` on, up to the next one that is there or on its way;
+    /// nothing if that is `index` itself.
+    fn read_missing(&self, backend: &dyn PageBackend, index: u64) -> Result<()> {
+        keep_reserve();
+        let frames = self.enter_reading(index, index + 1)?;
+        if frames.is_empty() {
+            return Ok(());
+        }
+        let (goes_on, left) = {
+            let mut windows = self.windows.lock();
+            windows.note_read(index, index + frames.len() as u64);
+            (windows.depth > 0, windows.take_here())
+        };
+        // Where the reader has been, or will not come.
+        left.iter().for_each(|window| self.finish(window));
+        // Behind a request that is under way the others can be, too.
+        let coming = if goes_on { backend.begin_pages(index, &frames) } else { None };
+        let result = match coming {
+            Some(coming) => {
+                self.ask_ahead();
+                coming.finish()
+            }
+            None => backend.read_pages(index, &frames),
+        };
+        self.settle(index, &frames, result.is_ok());
+        result
+    }
+
+    /// Puts new pages, which are being read from here on, in the missing places of the window that
+    /// begins at `first`, up to the first that is not missing. They do not reach behind the end of
+    /// the file or, if that is more, `least`. ENOMEM if there is not one.
+    fn enter_reading(&self, first: u64, least: u64) -> Result<Vec<Frame>> {
+        let wanted = self.size().div_ceil(PAGE).min(first + WINDOW_PAGES).max(least);
+        let mut frames = Vec::new();
+        for _ in first..wanted {
+            match crate::base::reserve::alloc_zeroed() {
+                Ok(frame) => frames.push(frame),
+                Err(error) if frames.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        let mut pages = self.pages.lock();
+        let end = first + frames.len() as u64;
+        let end = pages.single.range(first..end).next().map_or(end, |(&next, _)| next);
+        frames.truncate((end - first) as usize);
+        for (at, frame) in (first..).zip(&frames) {
+            let frame = frame.clone();
+            let page = Page { frame, state: PageState::Reading, mapped_writable: false };
+            pages.single.insert(at, page);
+        }
+        Ok(frames)
+    }
+
+    /// Asks for windows behind the last read, as many as are wanted and can be had without a wait.
+    fn ask_ahead(&self) {
+        let Some(backend) = &self.backend else { return };
+        for _ in 0..WINDOWS_MAX {
+            let first = {
+                let windows = self.windows.lock();
+                windows.end.filter(|_| windows.all.len() < windows.depth)
+            };
+            let Some(first) = first else { return };
+            keep_reserve();
+            let Ok(frames) = self.enter_reading(first, 0) else { return };
+            if frames.is_empty() {
+                return;
+            }
+            let Some(coming) = backend.begin_pages(first, &frames) else {
+                self.settle(first, &frames, false);
+                return;
+            };
+            {
+                let mut windows = self.windows.lock();
+                windows.end = Some(first + frames.len() as u64);
+                windows.all.push_back(Window { first, frames, coming });
+            }
+            // Who waits for one of its pages has found no window.
+            self.settled.wake_all(0);
+        }
+    }
+
+    /// Sleeps until the window's pages have come.
+    fn finish(&self, window: &Window) {
+        let result = window.coming.finish();
+        self.settle(window.first, &window.frames, result.is_ok());
+    }
+
+    /// Pages have been read, or not.
+    fn settle(&self, first: u64, frames: &[Frame], is_read: bool) {
+        let failed = settle_read(&mut self.pages.lock(), first, frames, is_read);
+        drop(failed);
+        self.settled.wake_all(0);
+    }
+
+    /// Settles the windows whose answers are here, if nobody is at them: memory is short, and only
+    /// what is up to date can be dropped. Does not sleep.
+    pub(super) fn settle_windows(&self) {
+        let here = self.windows.try_lock().map(|mut windows| windows.take_here());
+        here.iter().flatten().for_each(|window| self.finish(window));
+    }
+}
