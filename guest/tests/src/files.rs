@@ -12,7 +12,7 @@ tests!("files":
     seek_data_and_hole, pread_pwrite_vectors, unlink_while_open, rename_replaces,
     renameat2_flags, rename_errors, hard_links, symlinks, symlink_loops, mkdir_rmdir,
     getdents_lists_all, directory_changes_while_reading, seekdir_works, stat_fields,
-    statx_fields, chmod_chown, utimensat_forms, access_checks, umask_applies, xattrs_on_tmpfs,
+    statx_fields, when_a_file_was_made, chmod_chown, utimensat_forms, access_checks, umask_applies, xattrs_on_tmpfs,
     sendfile_copies, copy_file_range_copies, splice_file_to_pipe, fallocate_modes,
     flock_excludes, posix_locks, posix_lock_waits, ofd_locks, ofd_locks_of_many,
     created_by_this_open, inotify_reports,
@@ -432,6 +432,28 @@ fn statx_fields() {
     assert_eq!(sx.stx_ino, std::fs::metadata(&f).unwrap().ino());
     sc!(SYS_statx, AT_FDCWD, p.as_ptr(), 0, 0x8000_0000u32, &raw mut sx).fails(EINVAL);
     sc!(SYS_statx, AT_FDCWD, p.as_ptr(), 0x6000, 0, &raw mut sx).fails(EINVAL);
+}
+
+/// Told to whoever asks, and never changed: neither by other times nor by another name.
+fn when_a_file_was_made() {
+    let f = format!("{}/f", dir_in("/dev/shm"));
+    mkfile(&f, b"");
+    let born = |name: &str, mask: u32| {
+        // SAFETY: a structure of integers.
+        let mut sx: statx = unsafe { std::mem::zeroed() };
+        let name = c(name);
+        sc!(SYS_statx, AT_FDCWD, name.as_ptr(), 0, mask, &raw mut sx).is(0);
+        let at = (sx.stx_btime.tv_sec, sx.stx_btime.tv_nsec);
+        (sx.stx_mask & STATX_BTIME != 0, at, (sx.stx_mtime.tv_sec, sx.stx_mtime.tv_nsec))
+    };
+    assert!(!born(&f, STATX_BASIC_STATS).0);
+    let (is_known, at, changed) = born(&f, STATX_BTIME);
+    assert!(is_known && at == changed, "{at:?}, changed {changed:?}");
+    let p = c(&f);
+    sc!(SYS_utimensat, AT_FDCWD, p.as_ptr(), [5u64, 0, 6, 0].as_ptr(), 0).is(0);
+    let other = format!("{f}2");
+    sc!(SYS_rename, p.as_ptr(), c(&other).as_ptr()).is(0);
+    assert_eq!(born(&other, STATX_BTIME | STATX_BASIC_STATS), (true, at, (6, 0)));
 }
 
 fn chmod_chown() {

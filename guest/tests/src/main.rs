@@ -35,6 +35,7 @@ mod hooks;
 mod huge_files;
 mod huge_pages;
 mod hugetlb;
+mod inode_flags;
 mod io_signals;
 mod jobs;
 mod landlock;
@@ -110,6 +111,7 @@ const SUBJECTS: &[&[Test]] = &[
     files::TESTS,
     races::TESTS,
     file_rights::TESTS,
+    inode_flags::TESTS,
     partly::TESTS,
     leases::TESTS,
     handles::TESTS,

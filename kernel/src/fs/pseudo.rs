@@ -568,6 +568,7 @@ impl Inode for PseudoInode {
             atime_ns: self.fs.boot_ns,
             mtime_ns: self.fs.boot_ns,
             ctime_ns: self.fs.boot_ns,
+            btime_ns: None,
         })
     }
 

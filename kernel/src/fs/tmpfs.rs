@@ -179,6 +179,10 @@ impl FileSystem for TmpFs {
         self.name
     }
 
+    fn has_inode_flags(&self) -> bool {
+        true
+    }
+
     fn handles(&self) -> Option<&Handles> {
         Some(&self.shared.handles)
     }
@@ -495,6 +499,7 @@ impl Inode for TmpInode {
             atime_ns: attributes.atime_ns,
             mtime_ns: attributes.mtime_ns,
             ctime_ns: attributes.ctime_ns,
+            btime_ns: Some(attributes.btime_ns),
         })
     }
 
@@ -888,7 +893,7 @@ impl TmpInode {
 
     /// Access time, as with relatime: only if it would otherwise look unread, or once a day.
     fn accessed(&self, file: &File) {
-        if file.flags() & raw::O_NOATIME != 0 {
+        if file.flags() & raw::O_NOATIME != 0 || self.state.flags() & raw::FS_NOATIME_FL != 0 {
             return;
         }
         let mut attributes = self.attributes.lock();

@@ -16,6 +16,7 @@ use crate::base::user::UserPtr;
 use crate::fs::devfs;
 use crate::fs::pseudo::PseudoInode;
 use crate::process::{current, own_open_file};
+use crate::vfs::flags::is_immutable;
 use crate::vfs::{File, FileType};
 
 const SPLICE_FLAGS: u32 =
@@ -127,6 +128,9 @@ pub fn copy_file_range(
     }
     if input.inode().metadata()?.device != output.inode().metadata()?.device {
         return Err(Errno::EXDEV);
+    }
+    if is_immutable(output.inode().as_ref()) {
+        return Err(Errno::EPERM);
     }
     let (from, to) = (Cursor::any(input, from_offset)?, Cursor::any(output, to_offset)?);
     if from.at().checked_add(count).is_none() || to.at().checked_add(count).is_none() {

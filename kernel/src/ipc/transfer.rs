@@ -15,6 +15,7 @@ use crate::fs::pseudo::PseudoInode;
 use crate::process::current;
 use crate::process::signal::send_to_current;
 use crate::security::{Resource, UNLIMITED};
+use crate::vfs::flags::check_not_append_only;
 use crate::vfs::permission::{READ, WRITE};
 use crate::vfs::{File, FileType, hooks, inotify};
 
@@ -159,6 +160,9 @@ pub fn write_request(
     if nowait && file.is_seekable() && !devfs::never_waits(file) {
         // Room in a file may have to be made: nobody can say that it does not take waiting.
         return Err(Errno::EOPNOTSUPP);
+    }
+    if flags.says(RequestFlags::NOAPPEND) {
+        check_not_append_only(file.inode().as_ref())?;
     }
     let said = [(raw::RWF_APPEND, true), (RequestFlags::NOAPPEND, false)];
     let said = said.into_iter().find(|&(flag, _)| flags.says(flag));

@@ -134,6 +134,7 @@ impl Inode for Directory {
             atime_ns: time_ns,
             mtime_ns: time_ns,
             ctime_ns: time_ns,
+            btime_ns: None,
         })
     }
 
@@ -234,6 +235,7 @@ impl Inode for Node {
             atime_ns: attributes.time_ns,
             mtime_ns: attributes.time_ns,
             ctime_ns: attributes.time_ns,
+            btime_ns: None,
         })
     }
 

@@ -161,6 +161,7 @@ impl Inode for AnonInode {
             atime_ns: attributes.time_ns,
             mtime_ns: attributes.time_ns,
             ctime_ns: attributes.time_ns,
+            btime_ns: None,
         })
     }
 

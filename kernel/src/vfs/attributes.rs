@@ -19,6 +19,7 @@ pub struct Attributes {
     pub atime_ns: i64,
     pub mtime_ns: i64,
     pub ctime_ns: i64,
+    pub btime_ns: i64,
 }
 
 impl Attributes {
@@ -26,8 +27,16 @@ impl Attributes {
     #[must_use]
     pub fn new(mode: u32, (uid, gid): (u32, u32), links: u64) -> Attributes {
         let now_ns = now_ns();
-        let (atime_ns, mtime_ns, ctime_ns) = (now_ns, now_ns, now_ns);
-        Attributes { mode: mode & 0o7777, uid, gid, links, atime_ns, mtime_ns, ctime_ns }
+        Attributes {
+            mode: mode & 0o7777,
+            uid,
+            gid,
+            links,
+            atime_ns: now_ns,
+            mtime_ns: now_ns,
+            ctime_ns: now_ns,
+            btime_ns: now_ns,
+        }
     }
 
     /// Applies changes, of which a new size only sets a time here.

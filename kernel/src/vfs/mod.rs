@@ -27,6 +27,7 @@ pub mod chrdev;
 pub mod dentry;
 pub mod deny_write;
 pub mod file;
+pub mod flags;
 pub mod hooks;
 pub mod inotify;
 pub mod landlock;
@@ -106,6 +107,8 @@ pub struct Metadata {
     pub atime_ns: i64,
     pub mtime_ns: i64,
     pub ctime_ns: i64,
+    /// When it was made, if that is known.
+    pub btime_ns: Option<i64>,
 }
 
 /// Attributes to change; `None` keeps the old value. Times are nanoseconds since 1970. The caller
@@ -334,6 +337,10 @@ pub trait FileSystem: Send + Sync {
     /// Whether cached names must be asked about ([`Inode::names_version`]), because others change
     /// them.
     fn names_expire(&self) -> bool {
+        false
+    }
+    /// Whether its regular files and directories have flags ([`flags`]).
+    fn has_inode_flags(&self) -> bool {
         false
     }
     /// The handles it has given (name_to_handle_at(2)); `None`: it gives none.

@@ -11,10 +11,10 @@ use abi::{Errno, Result, general as raw};
 
 use super::dentry::{self, Dentry};
 use super::hooks::{self, Rename};
-use super::inotify;
 use super::path::{self, Context, Location, Walk, child_locked};
 use super::permission::{self, EXECUTE, WRITE};
 use super::{FileType, Inode, NewObject, Renaming};
+use super::{flags, inotify};
 use crate::base::sync::MutexGuard;
 use crate::security::Capability;
 
@@ -101,6 +101,7 @@ pub(super) fn make_locked(
     }
     let admit = |new: &dyn Inode| give_security(parent.inode().as_ref(), new);
     let inode = parent.inode().create_if(name, &new, &admit)?;
+    flags::inherit(parent.inode().as_ref(), inode.as_ref());
     let dentry = if directory.mount.file_system().caches_names() {
         dentry::enter(parent, name, inode)
     } else {
@@ -129,6 +130,7 @@ pub(super) fn make_unnamed(context: &Context, directory: &Location, mode: u32) -
     let (uid, gid, mode) = owner_and_mode(context, directory, &what)?;
     let new = NewObject { file_type: FileType::Regular, mode, uid, gid, rdev: 0, target: b"" };
     let inode = directory.inode().create_unnamed(&new)?;
+    flags::inherit(directory.inode().as_ref(), inode.as_ref());
     give_security(directory.inode().as_ref(), inode.as_ref())?;
     hooks::inode_post_create_tmpfile((inode.as_ref(),));
     let number = inode.metadata()?.inode;
@@ -181,6 +183,8 @@ fn check_change(context: &Context, directory: &Location) -> Result<()> {
 /// Also EPERM, EBUSY unless this entry of it may be removed.
 fn check_removal(context: &Context, directory: &Location, victim: &Dentry) -> Result<()> {
     check_change(context, directory)?;
+    flags::check_not_append_only(directory.inode().as_ref())?;
+    flags::check_not_guarded(victim.inode().as_ref())?;
     let who = &context.subject;
     if !who.capable(Capability::Fowner) {
         let of = directory.inode().metadata()?;
@@ -261,6 +265,7 @@ pub fn link(context: &Context, target: &Location, dirfd: i32, path: &[u8]) -> Re
     walk.at.mount.check_writable()?;
     hooks::path_link((context, target, &walk.at, name))?;
     check_change(context, &walk.at)?;
+    flags::check_not_guarded(target.inode().as_ref())?;
     if target.dentry.is_directory() {
         return Err(Errno::EPERM);
     }

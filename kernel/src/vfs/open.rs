@@ -10,6 +10,7 @@ use core::cell::Cell;
 use abi::{Errno, Result, general as raw};
 
 use super::file::Opening;
+use super::flags::check_not_append_only;
 use super::path::{Context, Last, Location, Walk, walk};
 use super::permission::{self, EXECUTE, READ, WRITE};
 use super::{File, FileType, SetAttributes, hooks, inotify, leases};
@@ -240,6 +241,10 @@ fn check(context: &Context, location: &Location, flags: u32) -> Result<()> {
     }
     let who = &context.subject;
     permission::check(location.inode().as_ref(), wanted, who)?;
+    let changes_otherwise = flags & raw::O_ACCMODE != raw::O_RDONLY && flags & raw::O_APPEND == 0;
+    if changes_otherwise || flags & raw::O_TRUNC != 0 {
+        check_not_append_only(location.inode().as_ref())?;
+    }
     if flags & raw::O_NOATIME != 0 {
         permission::check_noatime(location.inode().as_ref(), who)?;
     }

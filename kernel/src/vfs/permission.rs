@@ -5,7 +5,7 @@
 
 use abi::{Errno, Result};
 
-use super::{FileType, Inode, Metadata, SetAttributes, capability, hooks};
+use super::{FileType, Inode, Metadata, SetAttributes, capability, flags, hooks};
 use crate::security::{Capability, Subject};
 
 /// Read permission, as in access(2).
@@ -34,6 +34,9 @@ fn check_as(
     who: &Subject,
     is_directory: impl FnOnce() -> bool,
 ) -> Result<()> {
+    if wanted & WRITE != 0 && flags::is_immutable(inode) {
+        return Err(Errno::EPERM);
+    }
     let overrides =
         who.capable(Capability::DacOverride) && (wanted & EXECUTE == 0 || is_directory());
     if !overrides {

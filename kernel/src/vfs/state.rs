@@ -11,7 +11,7 @@
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 
 use machine::sync::{Once, SpinLock};
 
@@ -38,6 +38,8 @@ pub struct InodeState {
     rare: Once<Box<Rare>>,
     /// F_SET_RW_HINT (fcntl(2)), as given.
     pub lifetime_hint: AtomicU8,
+    /// FS_*_FL: see [`super::flags`].
+    flags: AtomicU32,
     _counted: Counted<{ ObjectKind::Inode as usize }>,
 }
 
@@ -116,6 +118,17 @@ impl InodeState {
     /// Gives it a label; the old one is returned, to be dropped by the caller.
     pub fn set_label(&self, label: Option<Label>) -> Option<Label> {
         core::mem::replace(&mut *self.rare().label.lock(), label)
+    }
+
+    /// Its flags, as ioctl_iflags(2) has them.
+    #[inline(always)]
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// Sets them all; whether that is allowed has been asked.
+    pub fn set_flags(&self, flags: u32) {
+        self.flags.store(flags, Ordering::Relaxed);
     }
 
     /// Whether it is known to give nobody rights by being executed.

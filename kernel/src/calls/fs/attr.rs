@@ -18,7 +18,7 @@ use crate::vfs::anon::AnonInode;
 use crate::vfs::deny_write::WriteAccess;
 use crate::vfs::path::{Context, Location};
 use crate::vfs::permission::{self, WRITE, is_owner};
-use crate::vfs::{File, FileType, Metadata, SetAttributes, hooks, inotify, leases};
+use crate::vfs::{File, FileType, Metadata, SetAttributes, flags, hooks, inotify, leases};
 
 const NS: i64 = 1_000_000_000;
 /// Advice numbers of fadvise64(2) end here.
@@ -67,6 +67,7 @@ fn change_mode(who: &Subject, location: &Location, mode: u32) -> Result<u64> {
         return Err(Errno::EOPNOTSUPP);
     }
     hooks::path_chmod((who, location, mode & 0o7777))?;
+    flags::check_not_guarded(location.inode().as_ref())?;
     let of = location.inode().metadata()?;
     if !is_owner(&of, who) {
         return Err(Errno::EPERM);
@@ -118,6 +119,9 @@ fn change_owner(who: &Subject, location: &Location, uid: u32, gid: u32) -> Resul
     let of = location.inode().metadata()?;
     let uid = (uid != u32::MAX).then_some(uid);
     let gid = (gid != u32::MAX).then_some(gid);
+    if uid.is_some() || gid.is_some() {
+        flags::check_not_guarded(location.inode().as_ref())?;
+    }
     if !who.capable(Capability::Chown) {
         let owns = who.fsuid == of.uid;
         let uid_stays = uid.is_none_or(|uid| uid == of.uid);
@@ -274,7 +278,13 @@ fn microseconds(times: u64) -> Result<Times> {
 
 fn change_times(context: &Context, location: &Location, times: &Times) -> Result<u64> {
     location.mount.check_writable()?;
-    let of = location.inode().metadata()?;
+    let inode = location.inode().as_ref();
+    if !times.now {
+        flags::check_not_guarded(inode)?;
+    } else if flags::is_immutable(inode) {
+        return Err(Errno::EPERM);
+    }
+    let of = inode.metadata()?;
     if !is_owner(&of, &context.subject) {
         if !times.now {
             return Err(Errno::EPERM);
@@ -305,6 +315,7 @@ pub fn truncate(path: u64, length: u64) -> Result<u64> {
     }
     location.mount.check_writable()?;
     permission::check(location.inode().as_ref(), WRITE, &context.subject)?;
+    flags::check_not_append_only(location.inode().as_ref())?;
     hooks::path_truncate((&context, &location))?;
     let _access = WriteAccess::new(&location)?;
     leases::break_for(location.inode().as_ref(), raw::O_WRONLY)?;
@@ -322,6 +333,7 @@ pub fn ftruncate(fd: u64, length: u64) -> Result<u64> {
     if location.file_type() != FileType::Regular || file.check_writable().is_err() {
         return Err(Errno::EINVAL);
     }
+    flags::check_not_append_only(location.inode().as_ref())?;
     hooks::file_truncate((&file,))?;
     resize(&location, size)
 }
@@ -362,8 +374,13 @@ pub fn fallocate(fd: u64, mode: u32, offset: i64, len: i64) -> Result<u64> {
     check_allocate_mode(mode)?;
     file.check_writable()?;
     let inode = file.inode();
-    if inode.downcast_ref::<AnonInode>().is_some_and(AnonInode::is_pidfd) {
+    if inode.downcast_ref::<AnonInode>().is_some_and(AnonInode::is_pidfd)
+        || flags::is_immutable(inode.as_ref())
+    {
         return Err(Errno::EPERM);
+    }
+    if mode & !raw::FALLOC_FL_KEEP_SIZE != 0 {
+        flags::check_not_append_only(inode.as_ref())?;
     }
     match inode.file_type() {
         FileType::Regular => {}

@@ -13,6 +13,7 @@ use crate::ipc::io_signals::{self, OwnerEx};
 use crate::process::current;
 use crate::security::{Capability, Subject};
 use crate::vfs::anon::AnonInode;
+use crate::vfs::flags::check_not_append_only;
 use crate::vfs::locks::{self, Lock, Owner};
 use crate::vfs::{Fd, File, FileType, hooks, permission};
 
@@ -121,6 +122,9 @@ fn duplicate(file: Arc<File>, from: u64, close_on_exec: bool) -> Result<u64> {
 }
 
 fn set_flags(fd: Fd, file: &Arc<File>, flags: u32) -> Result<u64> {
+    if (flags ^ file.flags()) & raw::O_APPEND != 0 {
+        check_not_append_only(file.inode().as_ref())?;
+    }
     let added = flags & !file.flags();
     if added & raw::O_NOATIME != 0 {
         permission::check_noatime(file.inode().as_ref(), &current().subject())?;
@@ -363,6 +367,9 @@ pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
             UserPtr::<i32>::new(argument).write(&(size as i32))?;
             Ok(0)
         }
-        _ => file.ops().ioctl(&file, command, argument),
+        _ => match super::flags::ioctl(&file, command, argument) {
+            Some(answer) => answer,
+            None => file.ops().ioctl(&file, command, argument),
+        },
     }
 }

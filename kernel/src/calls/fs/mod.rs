@@ -20,6 +20,7 @@ use crate::vfs::{File, FileType, Inode};
 mod attr;
 mod control;
 mod dirs;
+mod flags;
 mod handles;
 mod mount_api;
 mod mounts;

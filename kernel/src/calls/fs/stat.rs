@@ -13,7 +13,7 @@ use crate::vfs::anon::AnonInode;
 use crate::vfs::chrdev::{major, minor};
 use crate::vfs::path::{Context, resolve};
 use crate::vfs::permission::{self, EXECUTE, WRITE};
-use crate::vfs::{FileType, Inode, Metadata, hooks};
+use crate::vfs::{FileType, Inode, Metadata, flags, hooks};
 
 const NS: i64 = 1_000_000_000;
 
@@ -149,6 +149,14 @@ impl StatxTime {
     }
 }
 
+/// Flags of files that statx(2) tells: the bits are those of ioctl_iflags(2).
+const TOLD_FLAGS: u64 =
+    (raw::STATX_ATTR_IMMUTABLE | raw::STATX_ATTR_APPEND | raw::STATX_ATTR_NODUMP) as u64;
+const _: () = {
+    let flags = raw::FS_IMMUTABLE_FL | raw::FS_APPEND_FL | raw::FS_NODUMP_FL;
+    assert!(TOLD_FLAGS == flags as u64, "the bits are the same");
+};
+
 /// statx(2).
 pub fn statx(
     directory: i32,
@@ -169,14 +177,19 @@ pub fn statx(
     hooks::inode_getattr((location.inode().as_ref(),))?;
     let of = location.inode().metadata()?;
     let mount_top = u64::from(raw::STATX_ATTR_MOUNT_ROOT);
+    let flags = flags::of(location.inode().as_ref()).ok().map(u64::from);
+    let born_ns = of.btime_ns.filter(|_| mask & raw::STATX_BTIME != 0);
     let (mount_id, mount_number) = match mask & raw::STATX_MNT_ID_UNIQUE {
         0 => (raw::STATX_MNT_ID, location.mount.id()),
         unique => (unique, location.mount.unique_id()),
     };
     let statx = Statx {
-        mask: raw::STATX_BASIC_STATS | mount_id,
+        mask: raw::STATX_BASIC_STATS
+            | mount_id
+            | if born_ns.is_some() { raw::STATX_BTIME } else { 0 },
         blksize: of.block_size as u32,
-        attributes: if location.is_mount_top() { mount_top } else { 0 },
+        attributes: if location.is_mount_top() { mount_top } else { 0 }
+            | flags.unwrap_or(0) & TOLD_FLAGS,
         nlink: of.links as u32,
         uid: of.uid,
         gid: of.gid,
@@ -185,9 +198,9 @@ pub fn statx(
         ino: of.inode,
         size: of.size,
         blocks: of.blocks,
-        attributes_mask: mount_top,
+        attributes_mask: mount_top | flags.map_or(0, |_| TOLD_FLAGS),
         atime: StatxTime::new(of.atime_ns),
-        btime: StatxTime::default(),
+        btime: born_ns.map_or_else(StatxTime::default, StatxTime::new),
         ctime: StatxTime::new(of.ctime_ns),
         mtime: StatxTime::new(of.mtime_ns),
         rdev: [major(of.rdev), minor(of.rdev)],

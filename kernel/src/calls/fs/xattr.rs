@@ -13,7 +13,7 @@ use crate::security::{Capability, Subject};
 use crate::vfs::anon::AnonInode;
 use crate::vfs::path::Location;
 use crate::vfs::permission::{self, READ, WRITE};
-use crate::vfs::{FileType, hooks};
+use crate::vfs::{FileType, flags, hooks};
 
 /// Longest name (limits.h: XATTR_NAME_MAX).
 const NAME_MAX: usize = 255;
@@ -53,6 +53,9 @@ fn check(at: &Location, name: &[u8], wanted: u32, who: &Subject) -> Result<()> {
 
 fn check_rights(at: &Location, name: &[u8], wanted: u32, who: &Subject) -> Result<()> {
     let inode = at.inode().as_ref();
+    if wanted == WRITE {
+        flags::check_not_guarded(inode)?;
+    }
     let admin = who.capable(Capability::SysAdmin);
     if name.starts_with(b"user.") {
         // To their file system pidfds are regular files, which have none and never change.

@@ -213,6 +213,10 @@ impl FileSystem for OverlayFs {
         "overlay"
     }
 
+    fn has_inode_flags(&self) -> bool {
+        true
+    }
+
     fn names_expire(&self) -> bool {
         self.names_expire
     }

@@ -124,6 +124,7 @@ impl Node {
             atime_ns: now_ns,
             mtime_ns: now_ns,
             ctime_ns: now_ns,
+            btime_ns: Some(now_ns),
         };
         Node::build(fs, number, new.file_type, place, |node| {
             node.pinned = AtomicBool::new(true);

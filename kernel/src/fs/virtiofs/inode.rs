@@ -109,6 +109,7 @@ fn to_metadata(device: u64, a: &Attributes) -> Result<Metadata> {
         atime_ns: to_ns(a.atime),
         mtime_ns: to_ns(a.mtime),
         ctime_ns: to_ns(a.ctime),
+        btime_ns: None,
     })
 }
 

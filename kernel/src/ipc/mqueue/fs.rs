@@ -83,7 +83,8 @@ impl Shown {
     }
 
     fn metadata(&self, inode: u64, file_type: FileType) -> Metadata {
-        let Attributes { mode, uid, gid, links, atime_ns, mtime_ns, ctime_ns } = self.attributes;
+        let Attributes { mode, uid, gid, links, atime_ns, mtime_ns, ctime_ns, .. } =
+            self.attributes;
         Metadata {
             device: instance().device,
             inode,
@@ -99,6 +100,7 @@ impl Shown {
             atime_ns,
             mtime_ns,
             ctime_ns,
+            btime_ns: None,
         }
     }
 }
