@@ -539,9 +539,11 @@ names! {
     cachestat __NR_cachestat (fd: Fd, range: Pointer, numbers: Pointer, flags: Flags)
     fchmodat2 __NR_fchmodat2 (directory: Fd, path: Path, mode: Mode, flags: Flags)
     map_shadow_stack __NR_map_shadow_stack
-    futex_wake __NR_futex_wake
-    futex_wait __NR_futex_wait
-    futex_requeue __NR_futex_requeue
+    futex_wake __NR_futex_wake (word: Pointer, mask: Size, count: Int, flags: Flags)
+    futex_wait __NR_futex_wait (
+        word: Pointer, value: Size, mask: Size, flags: Flags, timeout: Pointer, clock: Int
+    )
+    futex_requeue __NR_futex_requeue (waiters: Pointer, flags: Flags, wakes: Int, moves: Int)
     statmount __NR_statmount (request: Pointer, buffer: Pointer, size: Size, flags: Flags)
     listmount __NR_listmount (request: Pointer, ids: Pointer, count: Size, flags: Flags)
     lsm_get_self_attr __NR_lsm_get_self_attr (

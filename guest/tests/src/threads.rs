@@ -17,7 +17,7 @@ tests!("threads":
     futex_signal_interrupts, futex_in_file_mapping, clear_child_tid_wakes, robust_list_marks_dead,
     robust_list_registration, pi_futex_lock_unlock, fs_base_survives, gs_base_by_arch_prctl,
     tgkill_hits_one_thread, exec_kills_threads, rwlock_and_barrier, thread_exit_frees,
-    futex_waitv_one, sigkill_ends_all_threads, thread_stack_fault_kills_all,
+    futex_waitv_one, futexes_by_calls_of_their_own, what_no_futex_can_be, sigkill_ends_all_threads, thread_stack_fault_kills_all,
 );
 
 fn futex(word: &AtomicU32, op: i32, val: u32, timeout: usize) -> Res {
@@ -538,6 +538,108 @@ fn futex_waitv_one() {
         Err(EAGAIN | ENOSYS) => {}
         r => panic!("{r:?}"),
     }
+}
+
+const FUTEX_WAKE_CALL: usize = 454;
+const FUTEX_WAIT_CALL: usize = 455;
+const FUTEX_REQUEUE_CALL: usize = 456;
+/// FUTEX2_SIZE_U32, alone and private.
+const SHARED: u32 = 2;
+const PRIVATE: u32 = 2 | 128;
+
+/// Who waits by one call is woken, moved and timed by the others, and by futex(2).
+fn futexes_by_calls_of_their_own() {
+    let words = new_shared();
+    let [first, second] = [&words[0], &words[1]];
+    let wait = |word: &AtomicU32, value: u64, mask: u64, flags: u32, timeout: usize, clock: i32| {
+        sc!(FUTEX_WAIT_CALL, word.as_ptr(), value, mask, flags, timeout, clock)
+    };
+    let wake = |word: &AtomicU32, mask: u64, count: i32, flags: u32| {
+        sc!(FUTEX_WAKE_CALL, word.as_ptr(), mask, count, flags)
+    };
+    wait(first, 1, 1, SHARED, 0, 0).fails(EAGAIN);
+    let past = [1u64, 0];
+    wait(first, 0, 1, SHARED, past.as_ptr() as usize, CLOCK_MONOTONIC).fails(ETIMEDOUT);
+    wait(first, 0, 1, PRIVATE, past.as_ptr() as usize, CLOCK_REALTIME).fails(ETIMEDOUT);
+    wake(first, 1, 1, SHARED).is(0);
+    let waiters: Vec<i32> = (0..3)
+        .map(|n| {
+            fork(|| {
+                wait(first, 0, 1 << n, SHARED, 0, 0).is(0);
+                words[10].fetch_add(1, SeqCst);
+                0
+            })
+        })
+        .collect();
+    waiters.iter().for_each(|&pid| until(|| is_asleep(pid)));
+    // A word of this process alone is another one; nobody has this bit; none are wanted.
+    wake(first, u64::from(u32::MAX), 9, PRIVATE).is(0);
+    wake(first, 8, 9, SHARED).is(0);
+    wake(first, 7, 0, SHARED).is(0);
+    let pair = |value: u64| {
+        [
+            value,
+            first.as_ptr() as u64,
+            u64::from(SHARED),
+            0,
+            second.as_ptr() as u64,
+            u64::from(SHARED),
+        ]
+    };
+    sc!(FUTEX_REQUEUE_CALL, pair(1).as_ptr(), 0, 1, 1).fails(EAGAIN);
+    sc!(FUTEX_REQUEUE_CALL, pair(0).as_ptr(), 0, 0, 2).is(2);
+    until(|| words[10].load(SeqCst) == 0);
+    wake(second, 4, 9, SHARED).is(0);
+    // The bits of those that were moved are their own still.
+    wake(second, 1, 9, SHARED).is(1);
+    wait_code(waiters[0], 0);
+    assert_eq!(futex(second, WAKE, 9, 0), Ok(1));
+    wait_code(waiters[1], 0);
+    // A count below zero wakes one, as futex(2)'s does.
+    wake(first, 4, -1, SHARED).is(1);
+    wait_code(waiters[2], 0);
+}
+
+fn is_asleep(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S"))
+}
+
+fn what_no_futex_can_be() {
+    let w = AtomicU32::new(0);
+    let at = w.as_ptr() as u64;
+    // Other sizes, and flags that there are not.
+    for flags in [0, 1, 3, 2 | 4, 2 | 16, 2 | 256, 1 << 31] {
+        sc!(FUTEX_WAKE_CALL, at, 1, 1, flags).fails(EINVAL);
+        sc!(FUTEX_WAIT_CALL, at, 1, 1, flags, 0, 0).fails(EINVAL);
+        let pair = [0, at, flags, 0, at, 2];
+        sc!(FUTEX_REQUEUE_CALL, pair.as_ptr(), 0, 0, 0).fails(EINVAL);
+        let pair = [0, at, 2, 0, at, flags];
+        sc!(FUTEX_REQUEUE_CALL, pair.as_ptr(), 0, 0, 0).fails(EINVAL);
+    }
+    let large = 1u64 << 32;
+    sc!(FUTEX_WAKE_CALL, at, large, 1, PRIVATE).fails(EINVAL);
+    sc!(FUTEX_WAKE_CALL, at, 0, 1, PRIVATE).fails(EINVAL);
+    sc!(FUTEX_WAIT_CALL, at, large, 1, PRIVATE, 0, 0).fails(EINVAL);
+    sc!(FUTEX_WAIT_CALL, at, 1, large, PRIVATE, 0, 0).fails(EINVAL);
+    sc!(FUTEX_WAIT_CALL, at, 1, 0, PRIVATE, 0, 0).fails(EINVAL);
+    let time = [1u64, 0];
+    sc!(FUTEX_WAIT_CALL, at, 0, 1, PRIVATE, time.as_ptr(), 2).fails(EINVAL);
+    sc!(FUTEX_WAIT_CALL, at, 0, 1, PRIVATE, 8, CLOCK_MONOTONIC).fails(EFAULT);
+    sc!(FUTEX_WAIT_CALL, at, 0, 1, PRIVATE, [1u64, 1_000_000_000].as_ptr(), 0).fails(EINVAL);
+    sc!(FUTEX_WAIT_CALL, at, 1, 1, PRIVATE, 0, 77).fails(EAGAIN);
+    sc!(FUTEX_WAIT_CALL, at + 1, 1, 1, PRIVATE, 0, 0).fails(EINVAL);
+    sc!(FUTEX_WAIT_CALL, 8, 1, 1, PRIVATE, 0, 0).fails(EFAULT);
+    let pair = [0, at, 2, 0, at, 2];
+    sc!(FUTEX_REQUEUE_CALL, pair.as_ptr(), 1, 0, 0).fails(EINVAL);
+    sc!(FUTEX_REQUEUE_CALL, 0, 0, 0, 0).fails(EINVAL);
+    sc!(FUTEX_REQUEUE_CALL, 8, 0, 0, 0).fails(EFAULT);
+    sc!(FUTEX_REQUEUE_CALL, pair.as_ptr(), 0, u32::MAX, 0).fails(EINVAL);
+    sc!(FUTEX_REQUEUE_CALL, pair.as_ptr(), 0, 0, u32::MAX).fails(EINVAL);
+    let pair = [0, at, 2, 0, at, 2 | large];
+    sc!(FUTEX_REQUEUE_CALL, pair.as_ptr(), 0, 0, 0).fails(EINVAL);
+    let one = [large, at, 2];
+    sc!(SYS_futex_waitv, one.as_ptr(), 1, 0, 0, 0).fails(EINVAL);
 }
 
 fn sigkill_ends_all_threads() {

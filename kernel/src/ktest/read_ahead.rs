@@ -27,6 +27,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "read_ahead::changes_meanwhile", run: changes_meanwhile },
     Test { name: "read_ahead::failures", run: failures },
     Test { name: "read_ahead::left_answers_are_reclaimed", run: left_answers },
+    Test { name: "read_ahead::many_files", run: many_files },
     Test { name: "read_ahead::many_readers", run: many_readers },
 ];
 
@@ -216,6 +217,28 @@ fn left_answers() -> Result<(), String> {
     reclaim_all();
     ensure!(cache.resident_pages() == 0, "{} pages stay", cache.resident_pages());
     read(&cache, 0..FILE_PAGES, 0)
+}
+
+/// Files that are left half read hold no more than a few answers between them.
+fn many_files() -> Result<(), String> {
+    const FILES: usize = 100;
+    const LEFT_MAX: u64 = 64 * WINDOW;
+    let files: Vec<_> = (0..FILES).map(|_| file()).collect();
+    for (_, cache) in &files {
+        read(cache, 0..2 * WINDOW, 0)?;
+    }
+    let asked = |(backend, _): &(Arc<Backend>, _)| backend.asked.lock().ahead.len() as u64;
+    ensure!(files.iter().all(|file| asked(file) > 0), "some were not read ahead");
+    // What was not settled is being read still, and cannot be told from the outside but so.
+    let settled: u64 = files.iter().map(|(_, cache)| up_to_date(cache)).sum();
+    let there: u64 = files.iter().map(|(_, cache)| cache.resident_pages() as u64).sum();
+    ensure!(there - settled <= LEFT_MAX, "{there} pages, {settled} settled");
+    Ok(())
+}
+
+/// Pages that a reader would not have to wait for.
+fn up_to_date(cache: &PageCache) -> u64 {
+    (0..FILE_PAGES).filter(|&index| cache.resident(index).is_some()).count() as u64
 }
 
 /// Threads that read one file at once each get all of it, whoever of them takes which answer.

@@ -706,13 +706,13 @@ impl Drop for PageCache {
     }
 }
 
+fn reclaimable() -> Vec<Arc<PageCache>> {
+    RECLAIMABLE.lock().iter().filter_map(Weak::upgrade).collect()
+}
+
 /// Pages of files that lie behind a backend, for /proc/meminfo.
 pub fn cached_pages() -> usize {
-    let caches: Vec<Arc<PageCache>> = {
-        let all = RECLAIMABLE.lock();
-        all.iter().filter_map(Weak::upgrade).collect()
-    };
-    caches.iter().map(|cache| cache.resident_pages()).sum()
+    reclaimable().iter().map(|cache| cache.resident_pages()).sum()
 }
 
 /// Part of memory that pages of files leave free: the kernel's own objects have to come from it.
@@ -729,9 +729,5 @@ fn keep_reserve() {
 /// Frees memory that can be read again from a backend; returns how many frames.
 pub fn reclaim_all() -> usize {
     let tails = huge::trim_tails();
-    let caches: Vec<Arc<PageCache>> = {
-        let all = RECLAIMABLE.lock();
-        all.iter().filter_map(Weak::upgrade).collect()
-    };
-    tails + caches.iter().map(|cache| cache.reclaim()).sum::<usize>()
+    tails + reclaimable().iter().map(|cache| cache.reclaim()).sum::<usize>()
 }

@@ -8,7 +8,7 @@
 //!
 //! A waiter is taken out exactly once, by whoever wins the bucket's lock: waker, timeout or signal.
 //!
-//! Reading order: [`FutexWaiter`], [`wait`], [`wake`]; then `requeue`, `pi`, `robust`, `waitv`.
+//! Reading order: [`FutexWaiter`], [`wait`], [`wake`]; then `requeue`, `pi`, `robust`, `futex2`.
 //! Lock order: buckets by index; then the scheduler's.
 
 use alloc::collections::VecDeque;
@@ -27,11 +27,11 @@ use crate::process::Thread;
 use crate::process::current;
 use crate::process::restart;
 
+pub mod futex2;
 pub mod pi;
 pub mod requeue;
 mod requeue_pi;
 pub mod robust;
-pub mod waitv;
 
 /// Buckets: a power of two, enough that threads rarely share one by accident.
 const BUCKETS: usize = 256;
@@ -308,8 +308,8 @@ pub fn futex(
         }
         raw::FUTEX_WAKE => wake(key_of(address, private)?, wake_count(value), u32::MAX),
         raw::FUTEX_WAKE_BITSET => wake(key_of(address, private)?, wake_count(value), third),
-        raw::FUTEX_REQUEUE => requeue::requeue(&pair(), None),
-        raw::FUTEX_CMP_REQUEUE => requeue::requeue(&pair(), Some(third)),
+        raw::FUTEX_REQUEUE => requeue::requeue_pair(&pair(), None),
+        raw::FUTEX_CMP_REQUEUE => requeue::requeue_pair(&pair(), Some(third)),
         raw::FUTEX_WAKE_OP => requeue::wake_op(&pair(), third),
         // The older of the two always uses the wall clock.
         raw::FUTEX_LOCK_PI => pi::lock(address, private, Deadline::read(timeout, true)?),

@@ -38,15 +38,24 @@ pub(super) fn with_buckets<R>(
 }
 
 /// Wakes some waiters of the first word and moves others to the second.
-pub(super) fn requeue(words: &Pair, expected: Option<u32>) -> Result<u64> {
+pub(super) fn requeue_pair(words: &Pair, expected: Option<u32>) -> Result<u64> {
     let [wakes, moves] = words.counts;
-    let (wakes, moves) = (count(wakes)?, count(moves)?);
-    let from = key_of(words.first, words.private)?;
-    let to = key_of(words.second, words.private)?;
+    let counts = [count(wakes)?, count(moves)?];
+    let keys = [key_of(words.first, words.private)?, key_of(words.second, words.private)?];
+    requeue(words.first, keys, counts, expected)
+}
+
+/// The same by keys, of which the first is that of the word at `address`.
+pub(super) fn requeue(
+    address: u64,
+    [from, to]: [FutexKey; 2],
+    [wakes, moves]: [usize; 2],
+    expected: Option<u32>,
+) -> Result<u64> {
     loop {
         let done = with_buckets(from, to, |first, second| {
             if let Some(expected) = expected {
-                match UserPtr::<u32>::new(words.first).load() {
+                match UserPtr::<u32>::new(address).load() {
                     Ok(value) if value != expected => return Some(Err(Errno::EAGAIN)),
                     Ok(_) => {}
                     Err(_) => return None,
@@ -58,7 +67,7 @@ pub(super) fn requeue(words: &Pair, expected: Option<u32>) -> Result<u64> {
         if let Some(result) = done {
             return result;
         }
-        UserPtr::<u32>::new(words.first).load()?;
+        UserPtr::<u32>::new(address).load()?;
         if current().has_pending_signal() {
             return Err(Errno::ERESTARTNOINTR);
         }

@@ -14,12 +14,13 @@
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use abi::{Errno, Result};
 use machine::frame::Frame;
 
 use super::pages::{Look, Page, PageState, Pages};
-use super::{PAGE, PageBackend, PageCache, keep_reserve};
+use super::{PAGE, PageBackend, PageCache, keep_reserve, reclaimable};
 
 /// How often a page may be gone again when it has been read, before that counts as an error.
 const READS_MAX: usize = 64;
@@ -27,6 +28,11 @@ const READS_MAX: usize = 64;
 const WINDOW_PAGES: u64 = 64;
 /// Most windows of one file on their way.
 const WINDOWS_MAX: usize = 3;
+/// Most of all files, of which some may be left by their readers: 16 MiB.
+const ALL_WINDOWS_MAX: usize = 64;
+
+/// Windows of all files.
+static WINDOWS: AtomicUsize = AtomicUsize::new(0);
 
 /// Pages that a backend was asked for, and that nobody waits for yet.
 pub trait Coming: Send {
@@ -43,8 +49,19 @@ struct Window {
 }
 
 impl Window {
+    fn new(first: u64, frames: Vec<Frame>, coming: Box<dyn Coming>) -> Window {
+        WINDOWS.fetch_add(1, Ordering::Relaxed);
+        Window { first, frames, coming }
+    }
+
     fn end(&self) -> u64 {
         self.first + self.frames.len() as u64
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        WINDOWS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -98,6 +115,16 @@ fn settle_read(pages: &mut Pages, first: u64, frames: &[Frame], is_read: bool) -
         }
     }
     failed
+}
+
+/// Whether there may be one window more. If there are too many, those that readers have left are
+/// settled first.
+fn is_room_for_windows() -> bool {
+    let is_room = || WINDOWS.load(Ordering::Relaxed) < ALL_WINDOWS_MAX;
+    if !is_room() {
+        reclaimable().iter().for_each(|cache| cache.settle_windows());
+    }
+    is_room()
 }
 
 impl PageCache {
@@ -202,6 +229,9 @@ impl PageCache {
                 windows.end.filter(|_| windows.all.len() < windows.depth)
             };
             let Some(first) = first else { return };
+            if !is_room_for_windows() {
+                return;
+            }
             keep_reserve();
             let Ok(frames) = self.enter_reading(first, 0) else { return };
             if frames.is_empty() {
@@ -214,7 +244,7 @@ impl PageCache {
             {
                 let mut windows = self.windows.lock();
                 windows.end = Some(first + frames.len() as u64);
-                windows.all.push_back(Window { first, frames, coming });
+                windows.all.push_back(Window::new(first, frames, coming));
             }
             // Who waits for one of its pages has found no window.
             self.settled.wake_all(0);
