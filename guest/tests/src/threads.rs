@@ -17,7 +17,8 @@ tests!("threads":
     futex_signal_interrupts, futex_in_file_mapping, clear_child_tid_wakes, robust_list_marks_dead,
     robust_list_registration, pi_futex_lock_unlock, fs_base_survives, gs_base_by_arch_prctl,
     tgkill_hits_one_thread, exec_kills_threads, rwlock_and_barrier, thread_exit_frees,
-    futex_waitv_one, futexes_by_calls_of_their_own, what_no_futex_can_be, sigkill_ends_all_threads, thread_stack_fault_kills_all,
+    futex_waitv_one, futexes_by_calls_of_their_own, what_no_futex_can_be,
+    sigkill_ends_all_threads, thread_stack_fault_kills_all,
 );
 
 fn futex(word: &AtomicU32, op: i32, val: u32, timeout: usize) -> Res {
@@ -564,14 +565,17 @@ fn futexes_by_calls_of_their_own() {
     wake(first, 1, 1, SHARED).is(0);
     let waiters: Vec<i32> = (0..3)
         .map(|n| {
-            fork(|| {
+            let child = fork(|| {
+                words[20 + n].store(1, SeqCst);
                 wait(first, 0, 1 << n, SHARED, 0, 0).is(0);
                 words[10].fetch_add(1, SeqCst);
                 0
-            })
+            });
+            // The order in which they wait decides who is woken and moved.
+            until(|| words[20 + n].load(SeqCst) == 1 && is_asleep(child));
+            child
         })
         .collect();
-    waiters.iter().for_each(|&pid| until(|| is_asleep(pid)));
     // A word of this process alone is another one; nobody has this bit; none are wanted.
     wake(first, u64::from(u32::MAX), 9, PRIVATE).is(0);
     wake(first, 8, 9, SHARED).is(0);

@@ -16,7 +16,6 @@ use crate::base::user::UserPtr;
 use crate::fs::devfs;
 use crate::fs::pseudo::PseudoInode;
 use crate::process::{current, own_open_file};
-use crate::vfs::flags::is_immutable;
 use crate::vfs::{File, FileType};
 
 const SPLICE_FLAGS: u32 =
@@ -91,6 +90,36 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     Ok(done)
 }
 
+/// Whether one may be copied to the other, whatever part of it.
+fn check_copying(input: &Arc<File>, output: &Arc<File>) -> Result<()> {
+    let inodes = [input.inode(), output.inode()];
+    // A pidfd is a file of a file system of its own.
+    let is_pidfd = |file: &File| crate::process::pidfd::process_of(file).is_ok();
+    let is_plain =
+        |file: &Arc<File>| file.inode().file_type() == FileType::Regular || is_pidfd(file);
+    if inodes.iter().any(|inode| inode.file_type() == FileType::Directory) {
+        return Err(Errno::EISDIR);
+    }
+    if !is_plain(input) || !is_plain(output) {
+        return Err(Errno::EINVAL);
+    }
+    input.check_readable()?;
+    output.check_writable()?;
+    if output.flags() & raw::O_APPEND != 0 {
+        return Err(Errno::EBADF);
+    }
+    if is_pidfd(input) != is_pidfd(output) {
+        return Err(Errno::EXDEV);
+    }
+    if input.inode().metadata()?.device != output.inode().metadata()?.device {
+        return Err(Errno::EXDEV);
+    }
+    if output.inode().state().is_immutable() {
+        return Err(Errno::EPERM);
+    }
+    Ok(())
+}
+
 /// copy_file_range(2).
 pub fn copy_file_range(
     from: u64,
@@ -107,31 +136,7 @@ pub fn copy_file_range(
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
-    let inodes = [input.inode(), output.inode()];
-    // A pidfd is a file of a file system of its own.
-    let is_pidfd = |file: &File| crate::process::pidfd::process_of(file).is_ok();
-    let is_plain =
-        |file: &Arc<File>| file.inode().file_type() == FileType::Regular || is_pidfd(file);
-    if inodes.iter().any(|inode| inode.file_type() == FileType::Directory) {
-        return Err(Errno::EISDIR);
-    }
-    if !is_plain(&input) || !is_plain(&output) {
-        return Err(Errno::EINVAL);
-    }
-    input.check_readable()?;
-    output.check_writable()?;
-    if output.flags() & raw::O_APPEND != 0 {
-        return Err(Errno::EBADF);
-    }
-    if is_pidfd(&input) != is_pidfd(&output) {
-        return Err(Errno::EXDEV);
-    }
-    if input.inode().metadata()?.device != output.inode().metadata()?.device {
-        return Err(Errno::EXDEV);
-    }
-    if is_immutable(output.inode().as_ref()) {
-        return Err(Errno::EPERM);
-    }
+    check_copying(&input, &output)?;
     let (from, to) = (Cursor::any(input, from_offset)?, Cursor::any(output, to_offset)?);
     if from.at().checked_add(count).is_none() || to.at().checked_add(count).is_none() {
         return Err(Errno::EOVERFLOW);

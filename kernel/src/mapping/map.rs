@@ -17,7 +17,6 @@ use crate::mm::{Backing, Label, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::Process;
 use crate::process::{Thread, current, own_open_file};
 use crate::security::{Resource, UNLIMITED, subject_hooks};
-use crate::vfs::flags::is_append_only;
 use crate::vfs::page_cache::{MAX_FILE_SIZE, PageCache};
 use crate::vfs::{File, FileType, hooks};
 
@@ -221,7 +220,7 @@ fn file_area(
     if shared && prot.contains(Prot::WRITE) && !is_writable || file.check_readable().is_err() {
         return Err(Errno::EACCES);
     }
-    if shared && is_writable && is_append_only(file.inode().as_ref()) {
+    if shared && is_writable && file.inode().state().is_append_only() {
         return Err(Errno::EACCES);
     }
     if no_exec && prot.contains(Prot::EXEC) {

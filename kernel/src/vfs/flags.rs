@@ -19,18 +19,6 @@ const GUARDED: u32 = raw::FS_IMMUTABLE_FL | raw::FS_APPEND_FL;
 /// Those that what is made in a directory has from it.
 const INHERITED: u32 = raw::FS_NODUMP_FL | raw::FS_NOATIME_FL;
 
-/// Whether nothing of it may change.
-#[inline]
-pub fn is_immutable(inode: &dyn Inode) -> bool {
-    inode.state().flags() & raw::FS_IMMUTABLE_FL != 0
-}
-
-/// Whether it may only grow.
-#[inline]
-pub fn is_append_only(inode: &dyn Inode) -> bool {
-    inode.state().flags() & raw::FS_APPEND_FL != 0
-}
-
 /// EPERM for what is immutable or append-only: it keeps its names and its attributes.
 #[inline]
 pub fn check_not_guarded(inode: &dyn Inode) -> Result<()> {
@@ -40,7 +28,7 @@ pub fn check_not_guarded(inode: &dyn Inode) -> Result<()> {
 /// EPERM for what is append-only, if it would be changed otherwise.
 #[inline]
 pub fn check_not_append_only(inode: &dyn Inode) -> Result<()> {
-    if is_append_only(inode) { Err(Errno::EPERM) } else { Ok(()) }
+    if inode.state().is_append_only() { Err(Errno::EPERM) } else { Ok(()) }
 }
 
 /// The flags of an object. ENOTTY if it has none: other kinds of objects, and other file systems.

@@ -5,7 +5,7 @@
 
 use abi::{Errno, Result};
 
-use super::{FileType, Inode, Metadata, SetAttributes, capability, flags, hooks};
+use super::{FileType, Inode, Metadata, SetAttributes, capability, hooks};
 use crate::security::{Capability, Subject};
 
 /// Read permission, as in access(2).
@@ -34,7 +34,7 @@ fn check_as(
     who: &Subject,
     is_directory: impl FnOnce() -> bool,
 ) -> Result<()> {
-    if wanted & WRITE != 0 && flags::is_immutable(inode) {
+    if wanted & WRITE != 0 && inode.state().is_immutable() {
         return Err(Errno::EPERM);
     }
     let overrides =

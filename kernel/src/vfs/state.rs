@@ -13,6 +13,7 @@ use alloc::sync::{Arc, Weak};
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 
+use abi::general as raw;
 use machine::sync::{Once, SpinLock};
 
 use super::deny_write::WriterCount;
@@ -124,6 +125,18 @@ impl InodeState {
     #[inline(always)]
     pub fn flags(&self) -> u32 {
         self.flags.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing of it may change.
+    #[inline]
+    pub fn is_immutable(&self) -> bool {
+        self.flags() & raw::FS_IMMUTABLE_FL != 0
+    }
+
+    /// Whether it may only grow.
+    #[inline]
+    pub fn is_append_only(&self) -> bool {
+        self.flags() & raw::FS_APPEND_FL != 0
     }
 
     /// Sets them all; whether that is allowed has been asked.

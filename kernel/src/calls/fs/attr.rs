@@ -281,7 +281,7 @@ fn change_times(context: &Context, location: &Location, times: &Times) -> Result
     let inode = location.inode().as_ref();
     if !times.now {
         flags::check_not_guarded(inode)?;
-    } else if flags::is_immutable(inode) {
+    } else if inode.state().is_immutable() {
         return Err(Errno::EPERM);
     }
     let of = inode.metadata()?;
@@ -375,7 +375,7 @@ pub fn fallocate(fd: u64, mode: u32, offset: i64, len: i64) -> Result<u64> {
     file.check_writable()?;
     let inode = file.inode();
     if inode.downcast_ref::<AnonInode>().is_some_and(AnonInode::is_pidfd)
-        || flags::is_immutable(inode.as_ref())
+        || inode.state().is_immutable()
     {
         return Err(Errno::EPERM);
     }

@@ -1,5 +1,6 @@
-//! The calls that futex(2)'s operations became (Documentation/userspace-api/futex2.rst): one for each
-//! of waiting, waking and moving waiters, and futex_waitv(2), which waits on several words at once.
+//! The calls that futex(2)'s operations became (Documentation/userspace-api/futex2.rst): one for
+//! each of waiting, waking and moving waiters, and futex_waitv(2), which waits on several words at
+//! once.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
