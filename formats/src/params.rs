@@ -42,6 +42,11 @@ pub const KNOWN: &[Param] = &[
         "on|off",
         "Whether system calls begin at random offsets of their stacks.",
     ),
+    param(
+        "kernel_shstk",
+        "auto|on|off",
+        "Whether the CPU checks the kernel's returns by shadow stacks.",
+    ),
     param("sysret", "on|off", "off: every return to a program is by IRET."),
     param(
         "syscall_work",

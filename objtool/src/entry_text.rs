@@ -284,6 +284,8 @@ impl Walk<'_> {
                 bit(instruction.memory_base()) & safe != 0
                     && instruction.memory_index() == Register::None,
             ),
+            // The shadow stack in use is mapped as long as the stack.
+            Mnemonic::Rdsspq => given(true),
             // An address moved by a constant stays where it was: stacks are aligned to their size.
             Mnemonic::Add | Mnemonic::Sub | Mnemonic::And | Mnemonic::Or
                 if to_register && target.is_gpr64() && source != OpKind::Register =>
@@ -408,6 +410,15 @@ mod tests {
         refused(&[GOOD.as_slice(), &[0xff, 0xd0]].concat(), "indirectly"); // call *rax
         refused(&[GOOD.as_slice(), &[0xe8, 0, 0x10, 1, 0]].concat(), "outside entry text"); // call
         refused(&[GOOD.as_slice(), &[0x0f, 0x84, 0, 0x10, 1, 0]].concat(), "outside"); // je
+    }
+
+    /// Where the shadow stack is the CPU itself says.
+    #[test]
+    fn a_shadow_stack_is_as_good_as_a_stack() {
+        let clear = [0xf3, 0x0f, 0xae, 0x30]; // clrssbsy [rax]
+        let read = [0xf3, 0x48, 0x0f, 0x1e, 0xc8]; // rdsspq rax
+        assert!(prove_entry(&[GOOD.as_slice(), &read, &clear].concat()).is_ok());
+        refused(&[GOOD.as_slice(), &clear].concat(), "memory");
     }
 
     #[test]

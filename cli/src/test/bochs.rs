@@ -40,7 +40,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Tests of `guest/tests` that run without a filter: the boundary, where emulators differ.
 const GUEST_FILTER: &str = "entry::";
 /// In-kernel tests among all levels: of translations, and of threads on two CPUs.
-const KERNEL_FILTERS: [&str; 6] = [
+const KERNEL_FILTERS: [&str; 7] = [
     "memory::",
     "defer::entry_storm",
     "defer::cr3_keeps_nothing pti=on",
@@ -49,6 +49,7 @@ const KERNEL_FILTERS: [&str; 6] = [
     // The one emulator that tracks indirect branches.
     "cfi::",
     "late_text:: cfi=fineibt,norand",
+    "shadow_stack::",
 ];
 /// Tests of `limen-vmm` among all levels.
 const GUESTS_FILTER: &str = "kvm::long_mode";
@@ -59,6 +60,10 @@ const FLUSHES_FILTER: &str = "vmscape::e";
 const SLOW_GUESTS: [&str; 5] = ["kvm::what_", "a_child_has", "no_count", "a_copy_by", "any_call"];
 /// The CPU whose facts lead to the long loop.
 const CLEARS_HISTORY: &str = "alderlake-e-core";
+/// A fault that a program provokes, as a test.
+const CHANGED_RETURN: &str = "shadow_stack::the_machine_ends";
+/// What begins the report of a machine that ends.
+const PANIC: &str = "limen: panic:";
 /// The kernel's last line when a program has ended.
 const PROGRAM_END: &str = "limen: the program's end: ";
 
@@ -74,6 +79,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let dir = context.target.join("bochs");
     let mut total = kernel_tests(context, &dir)?;
     let program = guest::build(context)?;
+    total += changed_return(context, &dir, &program)?;
     total += guests(context, &dir)?;
     let filter = if context.filter.is_empty() { GUEST_FILTER } else { &context.filter };
     if !guest::listed(&program, "list")?.iter().any(|name| name.contains(filter)) {
@@ -84,6 +90,29 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         let image = Image { kernel: &context.kernel, initramfs: &archive, parameters };
         let log = boot(&dir, &image, |line| line.starts_with(PROGRAM_END))?;
         total += judge_log(context, &log, parameters);
+    }
+    Ok(total)
+}
+
+/// A program has the kernel of the tests return elsewhere than a call came from: the CPU must stop
+/// it, and the report name it.
+fn changed_return(context: &Context, dir: &Path, program: &Path) -> Result<Summary, Error> {
+    let mut total = Summary::default();
+    if !context.wants(CHANGED_RETURN) {
+        return Ok(total);
+    }
+    let kernel = kernel::build(context)?;
+    let archive = pack_program(program, &["provoke", "return-address"])?;
+    let image = Image { kernel: &kernel, initramfs: &archive, parameters: "" };
+    let is_last = |line: &str| line.contains(PANIC) || line.starts_with(PROGRAM_END);
+    let log = boot(dir, &image, is_last)?;
+    let report = format!("{PANIC} shadow stack: the return at ");
+    if log.lines().any(|line| line.contains(&report)) {
+        total.passed += 1;
+    } else {
+        tail(&log).for_each(|line| tell!("  {line}"));
+        failed!("{CHANGED_RETURN} on Bochs FAILED");
+        total.failed += 1;
     }
     Ok(total)
 }
@@ -137,6 +166,7 @@ pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
     names.extend(guest::listed(&vmm, "list")?);
     names.extend(guest::listed(&vmm, "vmscape-list")?);
     names.extend(kernel::names(context)?);
+    names.push(CHANGED_RETURN.to_owned());
     Ok(names)
 }
 

@@ -29,7 +29,7 @@ const MEMORY_MIB: u64 = 256;
 
 /// Kernel parameters, the tests to run with them, and lines that the log must have. The calls'
 /// tests need checks; with `cfi=off` others show that the kernel works without.
-const PARAMETERS: [(&str, &str, &[&str]); 11] = [
+const PARAMETERS: [(&str, &str, &[&str]); 13] = [
     ("nokaslr", "memory::", &["KASLR: off"]),
     ("randomize_kstack_offset=off", "handler::stacks", &[]),
     ("cfi=auto", "cfi::good", &["CFI: Using rehashed optimised kCFI"]),
@@ -48,6 +48,12 @@ const PARAMETERS: [(&str, &str, &[&str]); 11] = [
             "rehashed optimised",
         ],
     ),
+    (
+        "kernel_shstk=maybe",
+        "shadow_stack::",
+        &["kernel_shstk: ignoring unknown value maybe", "shadow stacks: off, the CPU has none"],
+    ),
+    ("kernel_shstk=on", "shadow_stack::", &["warning: shadow stacks: off, the CPU has none"]),
     ("cfi=debug spectre_v2=off", "cfi::", &["CFI: verified ", " via Direct"]),
     ("cfi=debug spectre_v2=retpoline,lfence", "cfi::", &["CFI: verified ", " via Lfence"]),
 ];

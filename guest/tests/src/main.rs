@@ -218,6 +218,7 @@ fn main() {
             settle::settle();
             errors::main(&args[2..])
         }
+        "provoke" => std::fs::write("/proc/sys/kernel/provoke", word(2)).is_ok(),
         "elf-cases" => elf_cases::print(),
         "hogs-list" => {
             hogs::TESTS.iter().for_each(|t| println!("{}", t.name));

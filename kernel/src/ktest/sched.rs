@@ -19,6 +19,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "wait_queue::no_wake_up_is_lost", run: ping_pong },
     Test { name: "timer::deadline_ends_a_wait", run: deadline },
     Test { name: "mutex::excludes", run: mutex },
+    Test { name: "shadow_stack::threads_begin_switch_and_end", run: on_shadow_stacks },
 ];
 
 /// How long a test waits for what must come.
@@ -39,6 +40,16 @@ fn threads() -> Result<(), String> {
     let deadline = Some(Deadline::after_ns(PATIENCE_NS));
     let result = done.1.wait_deadline(Sleep::Uninterruptible, deadline, all);
     ensure!(result.is_ok(), "not all threads have run: {}", done.0.load(Ordering::SeqCst));
+    Ok(())
+}
+
+/// Threads that begin, switch and end, on shadow stacks that were used before.
+fn on_shadow_stacks() -> Result<(), String> {
+    const TIMES: usize = 4;
+    for _ in 0..TIMES {
+        threads()?;
+        ping_pong()?;
+    }
     Ok(())
 }
 

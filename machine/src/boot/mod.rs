@@ -11,7 +11,7 @@ use crate::cpu::sealed::{self, sealed};
 use crate::cpu::sync::Once;
 use crate::cpu::{self, MAX_CPUS, apic, kernel_base, log, percpu, phys_to_virt};
 use crate::device::{entropy, time};
-use crate::entry::descriptors;
+use crate::entry::{descriptors, shadow_stack};
 use crate::memory::frame::{self, PAGE_SIZE};
 use crate::memory::{self, Segment, uaccess};
 use crate::mitigations;
@@ -131,6 +131,7 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
         descriptors::land_on_endbr();
     }
     cfi::init_cpu();
+    check_returns();
     crate::entry::apply_options(info.command_line);
     pcid::init(info.command_line);
     pcid::init_cpu();
@@ -161,12 +162,23 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
     selftest::check_registers();
     mitigations::init_cpu();
     cfi::init_cpu();
+    check_returns();
     pcid::init_cpu();
     crate::entry::renew_stack_secret();
     word::init_cpu();
     selftest::check_pcid();
     smp::arrived();
     limen_secondary()
+}
+
+/// From here on this CPU checks returns by its shadow stack, if it was decided so. A part of its
+/// first function, whose callers nobody returns to.
+#[inline(always)]
+fn check_returns() {
+    if let Some(prepared) = shadow_stack::prepare().expect("memory for a shadow stack") {
+        cpu::shadow_stack::begin();
+        shadow_stack::verify(&prepared);
+    }
 }
 
 fn segments() -> [Segment; 4] {

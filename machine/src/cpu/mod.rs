@@ -24,6 +24,7 @@ pub mod power;
 mod read_mostly;
 pub(crate) mod record;
 pub(crate) mod sealed;
+pub(crate) mod shadow_stack;
 pub mod speculation;
 pub(crate) mod static_key;
 pub mod sync;
@@ -73,6 +74,10 @@ pub mod msr {
     pub const TSC_DEADLINE: u32 = 0x6e0;
     /// What control-flow enforcement does in the kernel (SDM 1, 17.1.2).
     pub const S_CET: u32 = 0x6a2;
+    /// The shadow stack of entries from programs (SDM 1, 17.2).
+    pub const PL0_SSP: u32 = 0x6a4;
+    /// The table of the shadow stacks of interrupt stacks.
+    pub const INT_SSP_TAB: u32 = 0x6a8;
     /// Whether SVM may be used (AMD).
     pub const VM_CR: u32 = 0xc001_0114;
     /// Where VMRUN keeps the host's state (AMD).
@@ -299,6 +304,10 @@ pub(crate) mod cr {
     pub(crate) const CR4_SMAP: u64 = 1 << 21;
     pub(crate) const CR4_PKE: u64 = 1 << 22;
     pub(crate) const CR4_CET: u64 = 1 << 23;
+    /// Of `S_CET`: returns are checked, and nothing but calls writes what they are checked by.
+    pub(crate) const S_CET_SHADOW_STACK: u64 = 1;
+    /// All that `S_CET` says about shadow stacks: the second bit lets WRSS write them.
+    pub(crate) const S_CET_SHADOW: u64 = 0b11;
     /// Of `S_CET`: indirect branches must land on ENDBR64.
     pub(crate) const S_CET_ENDBR: u64 = 1 << 2;
     pub(crate) const EFER_SCE: u64 = 1;
@@ -402,6 +411,9 @@ pub struct Features {
     pub smap: bool,
     /// Indirect branch tracking.
     pub ibt: bool,
+    /// Shadow stacks, and that a supervisor's tokens stay as they are.
+    pub shstk: bool,
+    pub sss: bool,
     pub umip: bool,
     /// Protection keys, in CR4 and PKRU.
     pub pku: bool,
@@ -449,6 +461,8 @@ static NO_FEATURES: Features = Features {
     smep: false,
     smap: false,
     ibt: false,
+    shstk: false,
+    sss: false,
     umip: false,
     pku: false,
     fsgsbase: false,
@@ -500,7 +514,7 @@ fn detect() -> Features {
     let max = cpuid(0, 0)[0];
     let max_extended = cpuid(0x8000_0000, 0)[0];
     let [_, _, c1, d1] = cpuid(1, 0);
-    let [_, b7, c7, d7] = if max >= 7 { cpuid(7, 0) } else { [0; 4] };
+    let [a7, b7, c7, d7] = if max >= 7 { cpuid(7, 0) } else { [0; 4] };
     let d81 = if max_extended >= 0x8000_0001 { cpuid(0x8000_0001, 0)[3] } else { 0 };
     let d87 = if max_extended >= 0x8000_0007 { cpuid(0x8000_0007, 0)[3] } else { 0 };
     let a88 = if max_extended >= 0x8000_0008 { cpuid(0x8000_0008, 0)[0] } else { 36 };
@@ -521,6 +535,8 @@ fn detect() -> Features {
         // Without XSAVE a switch of programs would not change the register.
         pku: c7 & 1 << 3 != 0 && xcr0 & XCR0_PKRU != 0,
         ibt: d7 & 1 << 20 != 0,
+        shstk: c7 & 1 << 7 != 0,
+        sss: a7 >= 1 && cpuid(7, 1)[3] & 1 << 18 != 0,
         fsgsbase: b7 & 1 != 0,
         xsave,
         xsaveopt: xsave && cpuid(0xd, 1)[0] & 1 != 0,

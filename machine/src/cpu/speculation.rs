@@ -82,6 +82,7 @@ global_asm!(
     .size fill_return_stack, . - fill_return_stack
     .popsection
     .purgem fill_the_return_stack
+    .purgem drop_shadow
     .purgem clear_bhb
     "#,
     SHORT_OUTER = const BhbLoop::SHORT.outer,

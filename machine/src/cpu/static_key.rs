@@ -74,6 +74,8 @@ pub mod id {
     pub const UNTRAIN_ALIAS: u32 = 27;
     /// See `text::untrain`.
     pub const SAFE_RETURNS: u32 = 28;
+    /// See `shadow_stack`.
+    pub const SHADOW_STACK: u32 = 29;
     /// A key of the in-kernel tests.
     pub const KTEST: u32 = 2;
     /// A key of the in-kernel tests with a site of the other kind.

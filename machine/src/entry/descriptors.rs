@@ -16,13 +16,14 @@ use crate::context_tracking::{pcid, word};
 use crate::cpu::percpu::{self, CpuLocal, tracking};
 use crate::cpu::sealed::sealed;
 use crate::cpu::{self, MAX_CPUS, has_pti, msr, wrmsr};
+use crate::entry::shadow_stack;
 use crate::memory;
 use crate::memory::frame::OutOfMemory;
 use crate::memory::stack::{KERNEL_STACK_SIZE, KernelStack};
 
 /// Vectors that run on stacks of their own, and the number of that stack (1 to 7).
 const IST_VECTORS: [(u8, u8); 4] = [(1, 1), (2, 2), (8, 3), (18, 4)];
-const IST_STACKS: usize = 4;
+pub(super) const IST_STACKS: usize = 4;
 
 #[repr(C, packed(4))]
 struct Tss {
@@ -201,18 +202,7 @@ fn gates() -> [[u64; 2]; 256] {
 /// Loads this CPU's descriptors and system call registers. Once per CPU, after `percpu::init`.
 pub(crate) fn init() -> Result<(), OutOfMemory> {
     let cpu = percpu::cpu_id();
-    let mut ist = [0u64; 7];
-    for slot in ist.iter_mut().take(IST_STACKS) {
-        let stack = KernelStack::new()?;
-        let top = stack.top() - 16;
-        // The last words of the stack name this CPU, for the paranoid entry.
-        // SAFETY: the stack is mapped and new.
-        unsafe { (top as *mut *const CpuLocal).write(percpu::local()) };
-        *slot = top;
-        memory::share_with_programs(top & !(KERNEL_STACK_SIZE as u64 - 1), KERNEL_STACK_SIZE)?;
-        // The CPU uses the stack for ever.
-        core::mem::forget(stack);
-    }
+    let ist = make_own_stacks()?;
     let entry_stack = KernelStack::new()?;
     let entry_top = entry_stack.top();
     memory::share_with_programs(entry_top - KERNEL_STACK_SIZE as u64, KERNEL_STACK_SIZE)?;
@@ -265,6 +255,24 @@ pub(crate) fn init() -> Result<(), OutOfMemory> {
         set_interrupt_stack(entry_top);
     }
     Ok(())
+}
+
+/// The stacks of this CPU's `IST_VECTORS`, for ever.
+fn make_own_stacks() -> Result<[u64; 7], OutOfMemory> {
+    let mut ist = [0u64; 7];
+    for (n, slot) in ist.iter_mut().take(IST_STACKS).enumerate() {
+        let stack = KernelStack::new()?;
+        let top = stack.top() - 16;
+        // The last words of the stack name this CPU, for the paranoid entry.
+        // SAFETY: the stack is mapped and new.
+        unsafe { (top as *mut *const CpuLocal).write(percpu::local()) };
+        *slot = top;
+        memory::share_with_programs(top & !(KERNEL_STACK_SIZE as u64 - 1), KERNEL_STACK_SIZE)?;
+        shadow_stack::set_interrupt_stack(n + 1, &stack);
+        // The CPU uses the stack for ever.
+        core::mem::forget(stack);
+    }
+    Ok(ist)
 }
 
 fn init_syscall() {

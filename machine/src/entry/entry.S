@@ -251,6 +251,9 @@ guarded_\name:
     swapgs
     mov %rsp, %gs:{USER_RSP}
     mov %gs:{KERNEL_STACK_TOP}, %rsp
+    // SYSCALL has left the kernel without a shadow stack: before the first call.
+    if_key {SHADOW_STACK}, shadow_\name
+shadowed_\name:
     serve_syscall \name, \tracking, \serve
     test %al, %al
     jz return_by_iret
@@ -316,6 +319,8 @@ release_\name:
     syscall_way syscall_entry, told, syscall_from_user
 sysret:
     release sysret
+    if_key {SHADOW_STACK}, unshadow_sysret
+unshadowed_sysret:
     leave_kernel sysret
     pop_registers
     // Stack: orig_rax, rip, cs, rflags, rsp, ss. RCX = rip, R11 = rflags, as decide() checked.
@@ -362,6 +367,34 @@ sysret_would_fault:
 register_is_left:
     ud2
 .endif
+
+// The shadow stack of the running thread, as the CPU takes it for an interrupt of a program. RSP
+// and GS: the kernel's.
+.macro shadow_out_of_line name
+shadow_\name:
+    setssbsy
+    jmp shadowed_\name
+.endm
+    shadow_out_of_line syscall_entry
+    shadow_out_of_line syscall_entry_pending
+    shadow_out_of_line syscall_entry_always
+    shadow_out_of_line syscall_entry_instrumented
+
+// It is given back, with no address of the kernel's on it: SSP names its token. No call follows.
+// Clobbers RAX and RCX. The flag by which CLRSSBSY tells of a wrong token is not asked: Bochs 2.7
+// sets it for a right one.
+.macro leave_shadow_stack
+    rdsspq %rax
+    lea {BUSY}(%rax), %rcx
+    cmp %rcx, (%rax)
+    jne shadow_stack_in_use
+    clrssbsy (%rax)
+.endm
+unshadow_sysret:
+    leave_shadow_stack
+    jmp unshadowed_sysret
+shadow_stack_in_use:
+    ud2
 
     release_out_of_line sysret
     release_out_of_line sysret_pti
@@ -650,6 +683,8 @@ vector_from_kernel:
 unfenced_kernel:
     // RBP stays, so that backtraces cross the interrupt.
     call vector_from_kernel_rust
+    if_key {SHADOW_STACK}, settle_shadow_stack
+settled_shadow_stack:
     cmpl $0, %gs:{IN_NMI}
     jne return_without_iret
     pop_registers
@@ -664,6 +699,8 @@ unfenced_kernel:
 // program's breakpoints are on its own memory, which no such handler uses, and TF is clear; #MC
 // ends the machine.
 return_without_iret:
+    if_key {SHADOW_STACK}, return_on_shadow_stack
+returning_on_shadow_stack:
     mov {RSP}(%rsp), %rax
     mov {RIP}(%rsp), %rcx
     mov {RFLAGS}(%rsp), %rdx
@@ -677,12 +714,42 @@ return_without_iret:
     jmp __x86_return_thunk
     int3
 
+// The shadow stack has SSP, LIP and CS of what was interrupted, and IRET compares. Where the handler
+// has changed what it returns to, the second is changed, too. Below it a word is kept for an
+// address that the handler has put on the stack (`breakpoint`), which then lies above the frame.
+settle_shadow_stack:
+    rdsspq %rsi
+    mov {RIP}(%rsp), %rax
+    cmp 8(%rsi), %rax
+    je settled_shadow_stack
+    mov %rsp, %rdi
+    // Not to the next byte: such a call leaves no word there (SDM 2A, CALL).
+    call 1f
+    int3
+1:  add $8, %rsp
+    call shadow_stack_settle
+    test %al, %al
+    jnz settled_shadow_stack
+    mov $1, %eax
+    incsspq %rax
+    jmp settled_shadow_stack
+
+// To the word that the RET takes.
+return_on_shadow_stack:
+    mov %rsp, %rdi
+    rdsspq %rsi
+    call shadow_stack_before_return
+    incsspq %rax
+    jmp returning_on_shadow_stack
+
 // The IRET to a program has faulted: its registers are there, GS and tables are the program's, and
 // the state word says so. The fault becomes the program's: a frame of its registers and of the
 // words that IRET was given, at the top of the thread's stack, with this fault's error code.
 bad_iret:
     swapgs
     lfence
+    if_key {SHADOW_STACK}, bad_iret_shadow_stack
+bad_iret_shadowed:
     mov %rsi, %rbx
     mov %gs:{KERNEL_STACK_TOP}, %rsi
     mov %gs:{KERNEL_STACK_TOP}, %rdx
@@ -706,6 +773,12 @@ bad_iret:
     mov %rsp, %rdi
     mov %rbx, %rsi
     jmp vector_from_user_stack
+
+// What this fault has pushed goes: the shadow stack is as for an interrupt of the program.
+bad_iret_shadow_stack:
+    mov $3, %eax
+    incsspq %rax
+    jmp bad_iret_shadowed
 .size common_vector, . - common_vector
 
 // -----------------------------------------------------------------------------------------------
@@ -789,10 +862,18 @@ paranoid_from_user:
     // A program was running, so the thread's own stack is empty: go on there as any vector.
     swapgs
     lfence
+    if_key {SHADOW_STACK}, paranoid_shadow_stack
+paranoid_shadowed:
     mov %rsp, %rdi
     cmpq $0, %gs:{PTI}
     jne vector_from_user_pti
     jmp move_to_thread_stack
+
+// From this vector's shadow stack to the thread's, which is empty, too.
+paranoid_shadow_stack:
+    leave_shadow_stack
+    setssbsy
+    jmp paranoid_shadowed
 .size paranoid_entry, . - paranoid_entry
 
 .popsection

@@ -24,6 +24,7 @@ use crate::text::static_branch::{self, StaticKey, at_boot, static_branch_unlikel
 use crate::text::{cfi, text_poke, untrain};
 
 pub mod descriptors;
+pub(crate) mod shadow_stack;
 pub mod trace;
 
 global_asm!(
@@ -85,6 +86,8 @@ global_asm!(
     UNTRAIN = const at_boot(static_branch::id::UNTRAIN),
     UNTRAIN_SAFE = const at_boot(static_branch::id::UNTRAIN_SAFE),
     UNTRAIN_ALIAS = const at_boot(static_branch::id::UNTRAIN_ALIAS),
+    SHADOW_STACK = const at_boot(static_branch::id::SHADOW_STACK),
+    BUSY = const crate::cpu::shadow_stack::BUSY,
     NO_STACK_OFFSET = const at_boot(static_branch::id::NO_STACK_OFFSET),
     STACK_SECRET = const offset_of!(CpuLocal, stack_secret),
     STACK_STEP = const STACK_STEP,
@@ -233,7 +236,7 @@ fn user_exception(regs: &mut PtRegs, number: u8) {
         vector::NMI => {
             ipi::count_received(InterruptKind::Nmi, true);
             panic::nmi(regs);
-            return cpu::unblock_nmi();
+            return shadow_stack::unblock_nmi();
         }
         vector::MACHINE_CHECK => panic!("machine check while a program ran at {:#x}", regs.rip),
         _ => {}
@@ -401,7 +404,7 @@ fn serve_kernel(regs: &mut PtRegs, number: u64) {
             }
         }
         vector::CONTROL_PROTECTION => {
-            if !cfi::on_control_protection(regs) {
+            if !control_protection(regs) {
                 panic::kernel_exception(regs, vector::CONTROL_PROTECTION, 0);
             }
         }
@@ -416,6 +419,22 @@ fn serve_kernel(regs: &mut PtRegs, number: u64) {
             percpu::in_handler(|| interrupt(external, false));
             record::exit();
         }
+    }
+}
+
+/// A #CP of the kernel, by its error code (SDM 3A, 6.15). True: the machine goes on.
+fn control_protection(regs: &mut PtRegs) -> bool {
+    const NEAR_RETURN: u64 = 1;
+    const NO_LANDING_PAD: u64 = 3;
+    let error = regs.orig_rax;
+    #[cfg(feature = "ktest")]
+    if error == NEAR_RETURN && shadow_stack::claim(regs) {
+        return true;
+    }
+    match error {
+        NEAR_RETURN => panic::at(format_args!("{}", shadow_stack::Mismatch::of(regs)), regs),
+        NO_LANDING_PAD => cfi::on_control_protection(regs),
+        _ => false,
     }
 }
 

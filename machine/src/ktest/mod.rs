@@ -25,6 +25,7 @@ mod late;
 mod memory;
 pub(crate) mod mitigations;
 mod seccomp;
+mod shadow_stack;
 pub mod stale;
 mod text;
 pub mod vmrun;
@@ -48,6 +49,7 @@ pub const TESTS: &[&[Test]] = &[
     mitigations::TESTS,
     handler::TESTS,
     vmrun::TESTS,
+    shadow_stack::TESTS,
 ];
 
 pub use late::{FailingPiece, load_and_unload};

@@ -29,6 +29,9 @@ fn mmio_base() -> u64 {
 
 const READ_ONLY: PteFlags = PteFlags::PRESENT.union(PteFlags::NO_EXECUTE);
 const READ_WRITE: PteFlags = READ_ONLY.union(PteFlags::WRITE);
+/// What makes a page one of shadow stack is that it is dirty and cannot be written (SDM 3A, 4.6).
+/// So no other page of the kernel may be both.
+const SHADOW_STACK: PteFlags = READ_ONLY.union(PteFlags::DIRTY);
 const DEVICE: PteFlags = READ_WRITE.union(PteFlags::CACHE_DISABLE).union(PteFlags::WRITE_THROUGH);
 
 struct KernelTables {
@@ -164,9 +167,18 @@ pub(super) fn kernel_tables() -> Tables<Kernel> {
 /// Maps one page of kernel memory at `va`, readable and writable. The mapping owns the frame until
 /// [`take_retired`] gives it back.
 pub(crate) fn map_kernel_memory(va: u64, frame: Frame) -> Result<(), OutOfMemory> {
+    map_owned(va, frame, READ_WRITE)
+}
+
+/// The same as a page of shadow stack.
+pub(crate) fn map_shadow_stack(va: u64, frame: Frame) -> Result<(), OutOfMemory> {
+    map_owned(va, frame, SHADOW_STACK)
+}
+
+fn map_owned(va: u64, frame: Frame, flags: PteFlags) -> Result<(), OutOfMemory> {
     let kernel = KERNEL.lock();
     let to = PhysAddr::new(frame.phys());
-    map(&kernel.tables(), va, to, READ_WRITE | global(), &mut new_table)?;
+    map(&kernel.tables(), va, to, flags | global(), &mut new_table)?;
     frame.into_raw();
     Ok(())
 }
@@ -279,7 +291,8 @@ pub(crate) unsafe fn set_image_exec(start: u64, pages: u64, exec: bool) {
     let kernel = KERNEL.lock();
     for n in 0..pages {
         let slot = kernel.page_slot(start + n * PAGE).expect("the image is mapped");
-        let entry = slot.get().without(PteFlags::WRITE | PteFlags::NO_EXECUTE);
+        let gone = PteFlags::WRITE | PteFlags::DIRTY | PteFlags::NO_EXECUTE;
+        let entry = slot.get().without(gone);
         slot.set(if exec { entry } else { entry.with(PteFlags::NO_EXECUTE) });
     }
     drop(kernel);
@@ -294,7 +307,7 @@ pub(crate) fn seal(pages: core::ops::Range<u64>) {
         let alias = va - kernel_base() + direct_map_base();
         for slot in [kernel.page_slot(va), kernel.page_slot(alias), isolation::shared_slot(va)] {
             let Some(slot) = slot else { continue };
-            slot.set(slot.get().without(PteFlags::WRITE));
+            slot.set(slot.get().without(PteFlags::WRITE | PteFlags::DIRTY));
         }
     }
     drop(kernel);
@@ -394,6 +407,20 @@ pub(crate) fn for_each_kernel_leaf(mut f: impl FnMut(u64, KernelRights)) {
     let mut each = super::walk::EachLeaf(|va, slot: Slot| {
         if slot.get().is_present() {
             f(va, kernel_rights(va));
+        }
+    });
+    kernel_tables().visit(KERNEL_HALF, &mut each);
+}
+
+/// Calls `f` with the address of every page of the kernel's half that the CPU takes for one of
+/// shadow stack.
+#[cfg(feature = "ktest")]
+pub(crate) fn for_each_shadow_page(mut f: impl FnMut(u64)) {
+    let mut each = super::walk::EachLeaf(|va, slot: Slot| {
+        let flags = slot.get().flags();
+        let is_one = flags & (SHADOW_STACK | PteFlags::WRITE) & !PteFlags::NO_EXECUTE;
+        if slot.get().is_present() && is_one == SHADOW_STACK & !PteFlags::NO_EXECUTE {
+            f(va);
         }
     });
     kernel_tables().visit(KERNEL_HALF, &mut each);

@@ -26,6 +26,7 @@ mod kernel_space;
 mod notifiers;
 mod page_table;
 mod pte;
+pub(crate) mod shadow_stack;
 pub mod stack;
 pub mod uaccess;
 mod user_space;
@@ -39,11 +40,11 @@ pub(crate) use isolation::{entry_image, odd_slot};
 pub(crate) use isolation::{for_each_shared, init_pti, share_with_programs};
 pub(crate) use kernel_space::{
     KernelRights, Segment, TEXT_ALIAS_PAGES, init, kernel_phys, kernel_rights, kernel_root,
-    map_kernel_memory, map_mmio, map_text_alias, new_table, peek, retire_kernel, seal,
-    set_image_exec, take_retired, text_alias, trampoline_root, unmap_text_alias,
+    map_kernel_memory, map_mmio, map_shadow_stack, map_text_alias, new_table, peek, retire_kernel,
+    seal, set_image_exec, take_retired, text_alias, trampoline_root, unmap_text_alias,
 };
 #[cfg(feature = "ktest")]
-pub(crate) use kernel_space::{for_each_kernel_leaf, remap_kernel};
+pub(crate) use kernel_space::{for_each_kernel_leaf, for_each_shadow_page, remap_kernel};
 pub(crate) use notifiers::MmuNotifier;
 pub use page_table::{HUGE_PAGE, Mapping, Page, PageTable, huge_pages};
 pub(crate) use pte::Pte;

@@ -1,4 +1,5 @@
-//! Kernel stacks: mapped memory with an unmapped guard below, so that an overflow faults.
+//! Kernel stacks: mapped memory with an unmapped guard below, so that an overflow faults; and where
+//! returns are checked a page of shadow stack (`cpu::shadow_stack`) in the middle of that guard.
 //!
 //! Threads come and go faster than mappings should: a stack that is given back stays mapped in a
 //! small pool, one on the CPU itself, and is cleared when the next one takes it. Beyond that its
@@ -20,9 +21,10 @@ use context_tracking::work::Cause;
 use crate::context_tracking::tlb;
 use crate::cpu::percpu::PerCpu;
 use crate::cpu::sync::SpinLock;
-use crate::cpu::{MAX_CPUS, vmap_base};
+use crate::cpu::{MAX_CPUS, shadow_stack, vmap_base};
 use crate::memory;
 use crate::memory::frame::{Frame, OutOfMemory, PAGE_SIZE};
+use crate::memory::shadow_stack as words;
 
 /// Stacks lie in slots of 32 KiB, the lower half of each a guard.
 const SLOT: u64 = 32 * 1024;
@@ -30,6 +32,9 @@ const SLOTS: u64 = 65536;
 /// Bytes of a kernel stack.
 pub(crate) const KERNEL_STACK_SIZE: usize = 16 * 1024;
 const PAGES: usize = KERNEL_STACK_SIZE / PAGE_SIZE;
+/// Where shadow stacks are used that of a stack is a page in its guard: it has room for 512 calls,
+/// and on both sides a guard remains.
+const SHADOW_BELOW: u64 = 12 * 1024;
 
 /// Free stacks that stay mapped.
 const POOL_MAX: usize = 16;
@@ -64,7 +69,7 @@ impl KernelStack {
     pub(crate) fn new() -> Result<KernelStack, OutOfMemory> {
         if let Some(base) = take_mapped() {
             clear(base);
-            return Ok(KernelStack { base });
+            return Ok(KernelStack::with_token(base));
         }
         let mut stacks = STACKS.lock();
         let base = match stacks.clean.pop() {
@@ -75,7 +80,35 @@ impl KernelStack {
             stacks.clean.push(base);
             return Err(error);
         }
-        Ok(KernelStack { base })
+        Ok(KernelStack::with_token(base))
+    }
+
+    /// The stack at `base`, which is mapped and clear. No CPU uses its shadow stack.
+    fn with_token(base: u64) -> KernelStack {
+        let stack = KernelStack { base };
+        if shadow_stack::is_on() {
+            words::write(stack.shadow_token(), stack.shadow_token());
+        }
+        stack
+    }
+
+    /// Where the token of its shadow stack is, the last word of that.
+    pub(crate) fn shadow_token(&self) -> u64 {
+        shadow_page(self.base) + (PAGE_SIZE - size_of::<u64>()) as u64
+    }
+
+    /// Lays out the shadow stack of a thread that starts in the kernel with a return to `start`.
+    /// Gives the address of the token by which a switch takes it; 0 where there are none.
+    pub(crate) fn begin_shadow(&self, start: u64) -> u64 {
+        if !shadow_stack::is_on() {
+            return 0;
+        }
+        let token = self.shadow_token();
+        let [first, restore] = [token - 8, token - 16];
+        words::write(token, token | shadow_stack::BUSY);
+        words::write(first, start);
+        words::write(restore, first | shadow_stack::LONG_MODE);
+        restore
     }
 
     /// First address above the stack, 16-byte aligned.
@@ -134,10 +167,28 @@ impl Stacks {
 fn clear(base: u64) {
     // SAFETY: a stack out of the pool is mapped, and nobody's.
     unsafe { core::ptr::write_bytes(base as *mut u8, 0, KERNEL_STACK_SIZE) };
+    if shadow_stack::is_on() {
+        words::clear(shadow_page(base));
+    }
+}
+
+/// Where the page of the shadow stack is.
+fn shadow_page(base: u64) -> u64 {
+    base - SHADOW_BELOW
+}
+
+/// Bytes of memory of a stack.
+fn bytes_of_one() -> usize {
+    KERNEL_STACK_SIZE + if shadow_stack::is_on() { PAGE_SIZE } else { 0 }
 }
 
 fn pages(base: u64) -> impl Iterator<Item = u64> {
     (0..PAGES as u64).map(move |page| base + page * PAGE_SIZE as u64)
+}
+
+/// With that of the shadow stack.
+fn all_pages(base: u64) -> impl Iterator<Item = u64> {
+    pages(base).chain(shadow_stack::is_on().then(|| shadow_page(base)))
 }
 
 /// Maps new frames, or nothing: all pages are in one table, so if any mapping fails it is the
@@ -147,6 +198,10 @@ fn map(base: u64) -> Result<(), OutOfMemory> {
     if frames.iter().any(Option::is_none) {
         return Err(OutOfMemory);
     }
+    let shadow = if shadow_stack::is_on() { Some(Frame::alloc_zeroed()?) } else { None };
+    if let Some(frame) = shadow {
+        memory::map_shadow_stack(shadow_page(base), frame)?;
+    }
     for (va, frame) in pages(base).zip(frames.into_iter().flatten()) {
         memory::map_kernel_memory(va, frame)?;
     }
@@ -154,7 +209,7 @@ fn map(base: u64) -> Result<(), OutOfMemory> {
 }
 
 fn unmap(base: u64) -> u64 {
-    pages(base).for_each(memory::retire_kernel);
+    all_pages(base).for_each(memory::retire_kernel);
     base
 }
 
@@ -179,7 +234,7 @@ fn purge(due: Lazy) -> usize {
     let mut stacks = STACKS.lock();
     let mut count = 0;
     for base in due.into_iter().flatten() {
-        pages(base).for_each(|va| drop(memory::take_retired(va)));
+        all_pages(base).for_each(|va| drop(memory::take_retired(va)));
         stacks.clean.push(base);
         count += 1;
     }
@@ -190,7 +245,7 @@ fn purge(due: Lazy) -> usize {
 pub fn idle_stack_bytes() -> usize {
     let here = HERE.iter().filter(|stack| stack.load(Ordering::Relaxed) != 0).count();
     let stacks = STACKS.lock();
-    (here + stacks.pool.len() + stacks.lazy.iter().flatten().count()) * KERNEL_STACK_SIZE
+    (here + stacks.pool.len() + stacks.lazy.iter().flatten().count()) * bytes_of_one()
 }
 
 /// Gives the memory of unused stacks back, for when there is no other. Returns how many there were;
@@ -220,4 +275,12 @@ pub(crate) fn is_stack_guard(address: u64) -> bool {
 /// Whether `address` lies in a kernel stack (of any slot).
 pub(crate) fn is_stack(address: u64) -> bool {
     (vmap_base()..vmap_base() + SLOTS * SLOT).contains(&address) && !is_stack_guard(address)
+}
+
+/// Whether `address` lies in a page of shadow stack (of any slot).
+#[cfg(feature = "ktest")]
+pub(crate) fn is_shadow_stack(address: u64) -> bool {
+    let page = SLOT - KERNEL_STACK_SIZE as u64 - SHADOW_BELOW;
+    is_stack_guard(address)
+        && (address - vmap_base()) % SLOT / PAGE_SIZE as u64 == page / PAGE_SIZE as u64
 }

@@ -20,6 +20,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use formats::params;
 use mitigations::plan::{Branches, Flush, Returns, spec_ctrl};
+use mitigations::shadow_stack::{Asked, Cpu, NAME, choose};
 use mitigations::spec_store_bypass::Control;
 use mitigations::spectre_v2_user::For;
 use mitigations::{Built, Facts, Options, Plan, Selection, Vendor, by_program};
@@ -29,6 +30,7 @@ use text_patching::tail::Via;
 
 use crate::cpu::percpu::{self, PerCpu};
 use crate::cpu::sealed::sealed;
+use crate::cpu::shadow_stack::{self, ShadowStack};
 use crate::cpu::sync::Once;
 use crate::cpu::{self, cpuid, msr, speculation};
 use crate::memory;
@@ -99,7 +101,28 @@ pub(crate) fn init(command_line: &str) {
         crate::log!("{}", mitigations::vmscape::SMT_WARNING);
     }
     let plan = Plan::new(&selection, &facts, &options);
+    choose_shadow_stacks(command_line, &plan);
     CHOSEN.call_once(|| Chosen { facts, selection, plan, registers });
+}
+
+/// Chooses whether returns are checked, and says so: by what this CPU is, whatever facts stand for
+/// it.
+fn choose_shadow_stacks(command_line: &str, plan: &Plan) {
+    let value = params::find(command_line, NAME).unwrap_or("auto");
+    let asked = Asked::parse(value).unwrap_or_else(|| {
+        crate::log!("warning: {NAME}: ignoring unknown value {value}");
+        Asked::default()
+    });
+    let features = cpu::features();
+    let own = Cpu {
+        has_shadow_stacks: features.shstk,
+        is_virtual: features.hypervisor,
+        keeps_tokens: features.sss,
+    };
+    let choice = choose(asked, own, plan);
+    let warning = if asked == Asked::On && !choice.is_on() { "warning: " } else { "" };
+    crate::log!("{warning}{choice}");
+    shadow_stack::set_on(choice.is_on());
 }
 
 fn injected(text: &str, command_line: &str) -> (Facts, Registers) {
@@ -185,12 +208,14 @@ macro_rules! keys {
         pub(crate) fn switch_sequences() {
             $(set::<$name>($on(plan()));)*
             set::<untrain::SafeReturns>(plan().returns.are_safe());
+            set::<ShadowStack>(shadow_stack::is_on());
         }
 
         /// Compares text with the plan: each site of each key.
         fn verify_keys() {
             $(verify_key(stringify!($name), id::$id, $on(plan()));)*
             verify_key("SafeReturns", id::SAFE_RETURNS, plan().returns.are_safe());
+            verify_key("ShadowStack", id::SHADOW_STACK, shadow_stack::is_on());
         }
     };
 }
@@ -240,6 +265,9 @@ fn at_switch(plan: &Plan) -> bool {
 /// Switches a key that only changes now.
 fn set<K: StaticKey>(on: bool) {
     if static_branch::set::<K>(on).is_err() && on {
+        if K::ID == id::SHADOW_STACK {
+            shadow_stack::set_on(false);
+        }
         crate::log!("mitigations: this image has no site tables, text stays as it was built");
     }
 }

@@ -12,6 +12,7 @@ use alloc::sync::Arc;
 use core::arch::global_asm;
 use core::cell::{RefCell, UnsafeCell};
 use core::marker::PhantomData;
+use core::mem::offset_of;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
@@ -19,6 +20,7 @@ use entry::{Origin, PtRegs};
 use text_patching::jump_label::RO_AFTER_INIT;
 
 use crate::cpu::percpu::{self, TaskHead};
+use crate::cpu::shadow_stack::ShadowStack;
 use crate::cpu::sync::{Once, SpinLock};
 use crate::cpu::{self, MAX_CPUS, features, msr, wrmsr};
 use crate::memory::frame::OutOfMemory;
@@ -26,7 +28,7 @@ use crate::memory::stack::KernelStack;
 use crate::memory::{self, Space};
 use crate::task::debug_registers::DebugRegisters;
 use crate::task::fpu::FpuState;
-use crate::text::static_branch;
+use crate::text::static_branch::{self, static_branch_unlikely};
 
 pub use crate::mitigations::idle_wait;
 
@@ -40,8 +42,7 @@ pub struct Task {
     head: TaskHead,
     /// Whether a CPU's registers still hold this task.
     on_cpu: AtomicBool,
-    /// Stack pointer while not running; the stack holds the callee-saved registers.
-    saved_rsp: UnsafeCell<u64>,
+    saved: UnsafeCell<Saved>,
     user: Option<UnsafeCell<UserState>>,
     space: SpinLock<Option<Arc<Space>>>,
     stack: KernelStack,
@@ -67,6 +68,15 @@ unsafe impl Sync for Task {}
 // SAFETY: nothing in a task is tied to a CPU while it is not running.
 unsafe impl Send for Task {}
 
+/// Where the registers are of a task that does not run.
+#[repr(C)]
+struct Saved {
+    /// Stack pointer; the stack holds the callee-saved registers.
+    rsp: u64,
+    /// Address of the token by which a switch takes the task's shadow stack; 0 where there is none.
+    shadow_token: u64,
+}
+
 /// What a switch pushes, lowest address first.
 #[repr(C)]
 struct SwitchFrame {
@@ -81,7 +91,7 @@ struct SwitchFrame {
 
 global_asm!(
     r#"
-    // task_switch(rdi: &mut saved_rsp of the one that goes, rsi: saved_rsp of the one that comes)
+    // task_switch(rdi: &mut Saved of the one that goes, rsi: &Saved of the one that comes)
     // Interrupts are masked. Everything the C ABI does not preserve is dead here.
     .globl task_switch
     .type task_switch, @function
@@ -92,8 +102,15 @@ global_asm!(
         push %r13
         push %r14
         push %r15
-        mov %rsp, (%rdi)
-        mov %rsi, %rsp
+        mov %rsp, {RSP}(%rdi)
+        mov {RSP}(%rsi), %rsp
+        // A nop, or where returns are checked, a jump.
+    3:  .byte 0x0f, 0x1f, 0x44, 0x00, 0x00
+        .pushsection __jump_table, "aR", @progbits
+        .balign 4
+        .long 3b - ., task_switch_shadow_stack - ., {shadow}
+        .popsection
+    task_switched_shadow_stack:
         // A nop, or where returns are predicted by what programs left, a jump.
     2:  .byte 0x0f, 0x1f, 0x44, 0x00, 0x00
         .pushsection __jump_table, "aR", @progbits
@@ -112,6 +129,16 @@ global_asm!(
     task_fill_return_stack:
         call fill_return_stack
         jmp task_filled_return_stack
+    // The token of the one that comes leaves one that leads back; by it SAVEPREVSSP puts a token
+    // on the shadow stack that goes, in the word below its SSP.
+    task_switch_shadow_stack:
+        rdsspq %rax
+        sub $8, %rax
+        mov %rax, {SHADOW_TOKEN}(%rdi)
+        mov {SHADOW_TOKEN}(%rsi), %rax
+        rstorssp (%rax)
+        saveprevssp
+        jmp task_switched_shadow_stack
     .size task_switch, . - task_switch
 
     // First code of a new kernel thread. r12: the closure, from `Task::new_kernel`.
@@ -136,11 +163,14 @@ global_asm!(
     .size task_start_user, . - task_start_user
     "#,
     key = const static_branch::id::FILL_RETURN_STACK | RO_AFTER_INIT,
+    shadow = const static_branch::id::SHADOW_STACK | RO_AFTER_INIT,
+    RSP = const offset_of!(Saved, rsp),
+    SHADOW_TOKEN = const offset_of!(Saved, shadow_token),
     options(att_syntax)
 );
 
 unsafe extern "C" {
-    fn task_switch(save_to: *mut u64, next_rsp: u64);
+    fn task_switch(save_to: *mut Saved, next: *const Saved);
     fn task_start_kernel();
     fn task_start_user();
 }
@@ -179,7 +209,7 @@ impl Task {
         Ok(Task {
             head: TaskHead { work: AtomicU32::new(0) },
             on_cpu: AtomicBool::new(false),
-            saved_rsp: UnsafeCell::new(0),
+            saved: UnsafeCell::new(Saved { rsp: 0, shadow_token: 0 }),
             user: user.map(UnsafeCell::new),
             space: SpinLock::new(space),
             stack: KernelStack::new()?,
@@ -208,13 +238,19 @@ impl Task {
         }
     }
 
+    /// Has the first switch to the task go to `address`, with its stack as it is above `at`.
+    fn start_at(&mut self, at: u64, address: unsafe extern "C" fn(), r12: u64) {
+        let shadow_token = self.stack.begin_shadow(address as usize as u64);
+        let rsp = Self::push(at, Self::start_frame(address, r12));
+        *self.saved.get_mut() = Saved { rsp, shadow_token };
+    }
+
     /// A thread of the kernel that runs `main`, which must never return.
     pub fn new_kernel(main: impl FnOnce() + Send + 'static) -> Result<Task, OutOfMemory> {
         let mut task = Task::new(None, None)?;
         let main: Box<KernelMain> = Box::new(Box::new(main));
         let argument = Box::into_raw(main) as u64;
-        let top = task.stack.top();
-        *task.saved_rsp.get_mut() = Self::push(top, Self::start_frame(task_start_kernel, argument));
+        task.start_at(task.stack.top(), task_start_kernel, argument);
         Ok(task)
     }
 
@@ -225,7 +261,7 @@ impl Task {
         let mut task = Task::new(Some(user), Some(space))?;
         *task.speculation.get_mut() = running().speculation.load(Ordering::Relaxed);
         let at = Self::push(task.stack.top(), *regs);
-        *task.saved_rsp.get_mut() = Self::push(at, Self::start_frame(task_start_user, 0));
+        task.start_at(at, task_start_user, 0);
         Ok(task)
     }
 
@@ -607,6 +643,9 @@ impl<T: Schedulable> CurrentSlot<T> {
         local.task.store((next_task as *const Task).cast_mut().cast(), Ordering::Relaxed);
         local.kernel_stack_top.set(next_task.stack.top());
         crate::entry::descriptors::set_kernel_stack(next_task.stack.top());
+        if static_branch_unlikely::<ShadowStack>() && next_task.user.is_some() {
+            cpu::shadow_stack::set_entry_token(next_task.stack.shadow_token());
+        }
         old_task.save_user();
         let mut space_id = 0;
         if let Some(space) = &*next_task.space.lock() {
@@ -616,13 +655,11 @@ impl<T: Schedulable> CurrentSlot<T> {
         next_task.load_user();
         crate::mitigations::switched(space_id, next_task.speculation.load(Ordering::Relaxed));
         cpu::repair_ss();
-        // SAFETY: `claim` waited until `next`'s registers were saved: nobody writes the word now.
-        let next_rsp = unsafe { next_task.saved_rsp.get().read() };
         // Last: whoever finds it here takes the registers for saved.
         self.previous[cpu].store(old, Ordering::Relaxed);
-        // SAFETY: both tasks are alive; the saved stack pointer leads to a frame that `task_switch`
-        // or a constructor made.
-        unsafe { task_switch(old_task.saved_rsp.get(), next_rsp) };
+        // SAFETY: both tasks are alive. `claim` waited until `next`'s registers were saved, and
+        // nobody writes where now: to a frame that `task_switch` or a constructor made.
+        unsafe { task_switch(old_task.saved.get(), next_task.saved.get()) };
         self.finish_switch();
     }
 

@@ -76,7 +76,7 @@ pub(crate) fn is_fineibt() -> bool {
 /// Whether this CPU looks for landing pads.
 #[cfg(feature = "ktest")]
 pub(crate) fn tracks_branches() -> bool {
-    cpu::read_cr4() & cr::CR4_CET != 0 && cpu::rdmsr(msr::S_CET) == cr::S_CET_ENDBR
+    cpu::read_cr4() & cr::CR4_CET != 0 && cpu::rdmsr(msr::S_CET) & cr::S_CET_ENDBR != 0
 }
 
 /// A function that nobody takes the address of.

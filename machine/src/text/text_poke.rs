@@ -29,6 +29,7 @@ use crate::cpu;
 use crate::cpu::sealed::sealed;
 use crate::cpu::sync::{SpinGuard, SpinLock};
 use crate::memory::frame::PAGE_SIZE;
+use crate::memory::shadow_stack;
 use crate::memory::{self, TEXT_ALIAS_PAGES, text_alias};
 use crate::text::vdso;
 
@@ -396,6 +397,7 @@ fn act(regs: &mut PtRegs, action: Action) {
             // SAFETY: `entry.S` leaves two words of room between the frame and the stack of what
             // was interrupted, whose next push would go exactly there.
             unsafe { (regs.rsp as *mut u64).write(return_to) };
+            shadow_stack::call_interrupted();
             regs.rip = target;
         }
         Action::Return => pop_rip(regs),
@@ -412,4 +414,5 @@ pub(crate) fn pop_rip(regs: &mut PtRegs) {
     // stack pointer names the return address.
     regs.rip = unsafe { (regs.rsp as *const u64).read() };
     regs.rsp += 8;
+    shadow_stack::return_interrupted();
 }

@@ -34,6 +34,7 @@ global_asm!(
     include_str!("behind.S"),
     include_str!("amd.S"),
     ".purgem fill_the_return_stack",
+    ".purgem drop_shadow",
     ".purgem if_key",
     ".purgem behind_guest",
     ".purgem behind_guest_out_of_line",

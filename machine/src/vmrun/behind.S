@@ -38,6 +38,7 @@ context_entered_\world:
     call 1f
     int3
 1:  add $8, %rsp
+    drop_shadow 1
     lfence
     jmp \world\()_behind_call
 \world\()_untrain:

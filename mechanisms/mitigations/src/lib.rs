@@ -21,6 +21,7 @@ pub mod profiles;
 pub mod reg_file_data_sampling;
 pub mod retbleed;
 pub mod select;
+pub mod shadow_stack;
 pub mod spec_rstack_overflow;
 pub mod spec_store_bypass;
 pub mod spectre_v1;
