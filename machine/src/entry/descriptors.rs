@@ -319,10 +319,16 @@ pub(crate) fn choose_syscall_entry() {
     }
 }
 
+/// The number of the stack on which CPUs take `vector`, one of those with a stack of their own.
+#[cfg(feature = "ktest")]
+pub(crate) fn number_of_own_stack(vector: u8) -> Option<u8> {
+    IST_VECTORS.into_iter().find(|&(of, _)| of == vector).map(|(_, slot)| slot)
+}
+
 /// Top of the stack on which this CPU takes `vector`, one of those with a stack of their own.
 #[cfg(feature = "ktest")]
 pub(crate) fn own_stack(vector: u8) -> Option<u64> {
-    let (_, slot) = IST_VECTORS.into_iter().find(|&(of, _)| of == vector)?;
+    let slot = number_of_own_stack(vector)?;
     // SAFETY: this CPU's element, written once in `init`; copied, since it is not aligned.
     let ist = unsafe { (&raw const (*tss_of(percpu::cpu_id())).ist).read_unaligned() };
     Some(ist[usize::from(slot) - 1])

@@ -714,9 +714,9 @@ returning_on_shadow_stack:
     jmp __x86_return_thunk
     int3
 
-// The shadow stack has SSP, LIP and CS of what was interrupted, and IRET compares. Where the handler
-// has changed what it returns to, the second is changed, too. Below it a word is kept for an
-// address that the handler has put on the stack (`breakpoint`), which then lies above the frame.
+// The shadow stack has SSP, LIP and CS of what was interrupted, and IRET compares. Where the
+// handler has changed what it returns to, the second is changed, too. Below it a word is kept for
+// an address that the handler has put on the stack (`breakpoint`): it then lies above the frame.
 settle_shadow_stack:
     rdsspq %rsi
     mov {RIP}(%rsp), %rax

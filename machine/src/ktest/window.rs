@@ -23,7 +23,9 @@ use crate::context_tracking::ipi;
 use crate::cpu::percpu::{self, cpu_id};
 use crate::cpu::{self, MAX_CPUS, apic, shadow_stack};
 use crate::ensure;
+use crate::entry::shadow_stack::interrupt_token;
 use crate::entry::{descriptors, vector};
+use crate::memory::shadow_stack::{Frame, write};
 use crate::memory::{self, Shared, Space, stack};
 use crate::text::untrain;
 
@@ -235,8 +237,6 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
     check(regs, vector::DEBUG);
     match kind_of_run(RUNS.load(Ordering::SeqCst)) {
         0 => note(at, Hit::Debug),
-        // The frame that another handler would find has its words on a shadow stack, too.
-        _ if shadow_stack::is_on() => note(at, Hit::Debug),
         1 => deflect(regs, vector::NMI, paranoid_2),
         _ => deflect(regs, vector::MACHINE_CHECK, paranoid_18),
     }
@@ -265,10 +265,25 @@ fn deflect(regs: &mut PtRegs, number: u8, handler: unsafe extern "C" fn()) {
     // interrupts are masked.
     unsafe { (at as *mut [u64; 5]).write(frame) };
     regs.rip = handler as *const () as u64;
+    deflect_shadow_stack(number, regs.rip);
     regs.rsp = at;
     regs.cs = selector::KERNEL_CS.into();
     regs.ss = 0;
     regs.rflags = flags::FIXED;
+}
+
+/// The same for what the CPU would have put on that vector's own shadow stack.
+fn deflect_shadow_stack(number: u8, handler: u64) {
+    if !shadow_stack::is_on() {
+        return;
+    }
+    let Some(stack) = descriptors::number_of_own_stack(number) else { return };
+    let token = interrupt_token(stack.into());
+    let own = Frame::innermost();
+    write(token, token | shadow_stack::BUSY);
+    let other = own.copy_to(token - Frame::SIZE);
+    own.set_ssp(other);
+    own.set(0, handler);
 }
 
 /// An NMI or a machine check in the kernel: whether it is one of [`step`]'s.

@@ -63,8 +63,16 @@ impl Frame {
         read(self.0)
     }
 
-    fn set_ssp(self, ssp: u64) {
+    /// Has it go on with another.
+    pub(crate) fn set_ssp(self, ssp: u64) {
         write(self.0, ssp);
+    }
+
+    /// Puts the same at `at`, and gives that.
+    #[cfg(feature = "ktest")]
+    pub(crate) fn copy_to(self, at: u64) -> u64 {
+        (0..Self::SIZE).step_by(WORD as usize).for_each(|n| write(at + n, read(self.0 + n)));
+        at
     }
 
     /// Makes it a frame `down` bytes below, which leads to `lip`.
