@@ -14,7 +14,7 @@ const WORD: u64 = 8;
 
 /// Sets the word at `at`, in a page of shadow stack.
 pub(crate) fn write(at: u64, value: u64) {
-    assert!(at % WORD == 0, "a word of a shadow stack is aligned");
+    assert!(at.is_multiple_of(WORD), "a word of a shadow stack is aligned");
     let place = kernel_phys(at).expect("shadow stacks are mapped").in_direct_map();
     // SAFETY: the direct map has the frame writable. Callers name a shadow stack that nobody uses,
     // or the words of the frame that the interrupt they handle has pushed: no code that runs
