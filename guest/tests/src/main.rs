@@ -25,6 +25,7 @@ mod exec;
 mod file_rights;
 mod files;
 mod found;
+mod found_files;
 mod frames;
 mod fuzz;
 mod fuzz_args;
@@ -138,6 +139,7 @@ const SUBJECTS: &[&[Test]] = &[
     raw::TESTS,
     waits::TESTS,
     found::TESTS,
+    found_files::TESTS,
     system::TESTS,
     sysv::TESTS,
     mqueue::TESTS,

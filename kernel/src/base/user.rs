@@ -129,7 +129,10 @@ impl<T: FromBytes + IntoBytes + Immutable> UserPtr<T> {
         values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
         values.resize_with(count, T::new_zeroed);
         let bytes = values.as_mut_slice().as_mut_bytes();
-        uaccess::read_bytes(self.address, bytes).map_err(efault)?;
+        // Nothing is read from anywhere, wherever that is.
+        if !bytes.is_empty() {
+            uaccess::read_bytes(self.address, bytes).map_err(efault)?;
+        }
         Ok(values)
     }
 }

@@ -151,9 +151,8 @@ fn set_policy(target: &Target, policy: u32, priority: i32, nice: Option<i32>) ->
         return Err(Errno::EINVAL);
     }
     let own = check_permission(target.process())?;
-    let limit = target.process().limit(Resource::RealTimePriority);
-    if priority as u64 > limit && !own.capable(Capability::SysNice) {
-        return Err(Errno::EPERM);
+    if !own.capable(Capability::SysNice) {
+        check_limits(target, policy, priority, nice)?;
     }
     hooks::task_setscheduler((&own, target.process()))?;
     if let Some(nice) = nice {
@@ -164,6 +163,33 @@ fn set_policy(target: &Target, policy: u32, priority: i32, nice: Option<i32>) ->
         entity.priority = priority;
     });
     Ok(0)
+}
+
+/// EPERM for a policy that is better than what the target has and its limits allow (sched(7)).
+fn check_limits(target: &Target, policy: u32, priority: i32, nice: Option<i32>) -> Result<()> {
+    let limit = |which| target.process().limit(which);
+    let (old_policy, old_priority, old_nice) =
+        target.ask(|entity| (entity.policy, entity.priority, entity.nice));
+    let kind = |policy: u32| policy & !raw::SCHED_RESET_ON_FORK;
+    let may_have = |nice: i32| nice_limit(nice) <= limit(Resource::Nice);
+    let is_nicer = nice.is_none_or(|nice| nice >= old_nice || may_have(nice));
+    let is_real_time = matches!(kind(policy), raw::SCHED_FIFO | raw::SCHED_RR);
+    let real_time = limit(Resource::RealTimePriority);
+    let may_be_real_time = (kind(policy) == kind(old_policy) || real_time != 0)
+        && (priority <= old_priority || priority as u64 <= real_time);
+    // What is idle counts as nicer than any nice value.
+    let leaves_idle = kind(old_policy) == raw::SCHED_IDLE && kind(policy) != raw::SCHED_IDLE;
+    let forgets_reset = old_policy & !policy & raw::SCHED_RESET_ON_FORK != 0;
+    let may = is_nicer
+        && (!is_real_time || may_be_real_time)
+        && (!leaves_idle || may_have(old_nice))
+        && !forgets_reset;
+    if may { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+/// What RLIMIT_NICE must be for this value: it counts the other way, 1 for 19 and 40 for -20.
+fn nice_limit(nice: i32) -> u64 {
+    (20 - nice) as u64
 }
 
 /// sched_setscheduler(2).
@@ -343,9 +369,8 @@ pub fn getpriority(which: u32, who: u32) -> Result<u64> {
 fn set_nice(target: &Target, nice: i32) -> Result<()> {
     let own = check_permission(target.process())?;
     let old = target.ask(|entity| entity.nice);
-    // RLIMIT_NICE counts the other way: 1 allows 19, 40 allows -20.
     let limit = target.process().limit(Resource::Nice);
-    if nice < old && (20 - nice) as u64 > limit && !own.capable(Capability::SysNice) {
+    if nice < old && nice_limit(nice) > limit && !own.capable(Capability::SysNice) {
         return Err(Errno::EACCES);
     }
     hooks::task_setnice((&own, target.process(), nice))?;

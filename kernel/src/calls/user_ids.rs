@@ -6,6 +6,7 @@
 
 use alloc::vec::Vec;
 use core::cell::RefCell;
+use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 use lsm::capabilities::Change;
@@ -51,7 +52,8 @@ fn change(of: Of, edit: impl FnOnce(&Subject, &mut Credentials) -> Result<()>) -
     let ids = |c: &Credentials| (c.euid, c.egid, c.fsuid, c.fsgid);
     if ids(&old) != ids(&new) {
         // What ran under the old ids may be in memory: others must not look at it (prctl(2)).
-        thread.process.settings.not_dumpable.store(true, core::sync::atomic::Ordering::Relaxed);
+        thread.process.settings.not_dumpable.store(true, Ordering::Relaxed);
+        thread.settings.parent_death_signal.store(0, Ordering::Relaxed);
     }
     own::set_credentials(thread, new);
     Ok(0)

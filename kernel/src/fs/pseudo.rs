@@ -205,6 +205,10 @@ pub trait Content: Send + Sync {
     fn is_sequence(&self) -> bool {
         self.raw().is_none()
     }
+    /// How many bytes of a write it looks at, if it takes whatever more comes for written.
+    fn looks_at(&self) -> Option<usize> {
+        None
+    }
     /// Whether a write moves the position, as a read does.
     fn moves_when_written(&self) -> bool {
         true
@@ -338,6 +342,9 @@ struct Fixed(Show);
 impl Content for Fixed {
     fn generate(&self, out: &mut Text) -> Result<()> {
         (self.0)(out)
+    }
+    fn is_pollable(&self) -> bool {
+        true
     }
     fn is_fixed(&self) -> bool {
         true
@@ -744,10 +751,12 @@ impl FileOps for PseudoFile {
         if let Some(error) = content.refuses_writes() {
             return Err(error);
         }
-        let mut data = alloc::vec![0; source.left().min(WRITE_MAX)];
+        let whole = source.left();
+        let looks_at = content.looks_at();
+        let mut data = alloc::vec![0; whole.min(looks_at.unwrap_or(WRITE_MAX))];
         let len = source.take_whole(&mut data)?;
         content.store(&data[..len])?;
-        Ok(len)
+        Ok(if looks_at.is_some() { whole } else { len })
     }
 
     fn is_seekable(&self) -> bool {

@@ -451,10 +451,17 @@ impl Regular {
         let append = from.appends(file.flags());
         let at = if append { size } else { at };
         let seals = self.seals.load(Ordering::Acquire);
-        if seals & (raw::F_SEAL_WRITE | raw::F_SEAL_FUTURE_WRITE) != 0
-            || seals & raw::F_SEAL_GROW != 0 && at.saturating_add(len) > size
-        {
-            return Err(Errno::EPERM);
+        let is_fixed = seals & (raw::F_SEAL_WRITE | raw::F_SEAL_FUTURE_WRITE) != 0;
+        let grows = seals & raw::F_SEAL_GROW != 0 && at.saturating_add(len) > size;
+        if is_fixed || grows {
+            // That there is nothing to write is told first.
+            from.probe()?;
+            // Whole pages are written as far as they do not reach behind the end.
+            let fits = (size / PAGE * PAGE).saturating_sub(at);
+            if is_fixed || fits == 0 {
+                return Err(Errno::EPERM);
+            }
+            from.truncate(fits as usize);
         }
         // What there is room for is written, as write(2) has it.
         let result = self.cache.write(at, from);
@@ -505,6 +512,14 @@ impl Inode for TmpInode {
 
     fn number(&self) -> Result<u64> {
         Ok(self.number)
+    }
+
+    fn note_read(&self) {
+        self.accessed();
+    }
+
+    fn note_written(&self) {
+        self.touch();
     }
 
     fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
@@ -892,8 +907,8 @@ impl TmpInode {
     }
 
     /// Access time, as with relatime: only if it would otherwise look unread, or once a day.
-    fn accessed(&self, file: &File) {
-        if file.flags() & raw::O_NOATIME != 0 || self.state.flags() & raw::FS_NOATIME_FL != 0 {
+    fn accessed(&self) {
+        if self.state.flags() & raw::FS_NOATIME_FL != 0 {
             return;
         }
         let mut attributes = self.attributes.lock();
@@ -912,9 +927,11 @@ impl TmpInode {
 impl FileOps for TmpInode {
     fn read_at(&self, file: &File, offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         let regular = self.regular()?;
-        let read = regular.cache.read(offset, sink)?;
-        self.accessed(file);
-        Ok(read)
+        let read = regular.cache.read(offset, sink);
+        if file.flags() & raw::O_NOATIME == 0 {
+            self.accessed();
+        }
+        read
     }
 
     fn write_at(&self, file: &File, offset: u64, source: &mut Source<'_>) -> Result<usize> {

@@ -60,6 +60,10 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
         return counted(|| fill(&mut from, pipe, &output, count));
     }
     let is_into_pipe = pipe::of(&output).is_some();
+    if let Some(pipe) = pipe::of(&output).filter(|_| !is_stream && count > 0) {
+        // Before the file is asked for anything.
+        pipe.wait_writable(output.is_nonblocking())?;
+    }
     if is_stream && !is_into_pipe || count > 0 && (is_stream || !gives) {
         return Err(Errno::EINVAL);
     }
@@ -232,11 +236,12 @@ pub fn splice(
             Ok(done)
         }
         (None, Some(to)) => {
-            if !gives_data(&input) {
-                return Err(Errno::EINVAL);
-            }
+            let gives = gives_data(&input);
             let mut from = seekable_cursor(input, from_offset, count)?;
             to.wait_writable(at_once(&[&output]))?;
+            if !gives {
+                return Err(Errno::EINVAL);
+            }
             let done = fill(&mut from, &to, &output, count)?;
             from.finish()?;
             Ok(done)

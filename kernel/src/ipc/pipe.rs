@@ -562,13 +562,22 @@ impl FileOps for End {
     }
 
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
-        self.pipe.read(file.is_nonblocking() || !sink.may_wait(), sink)
+        let read = self.pipe.read(file.is_nonblocking() || !sink.may_wait(), sink)?;
+        // Of a pipe without a name nobody asks for times.
+        if file.location.is_some() && read > 0 && file.flags() & raw::O_NOATIME == 0 {
+            file.inode().note_read();
+        }
+        Ok(read)
     }
 
     fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
         let flags = file.flags();
         let nowait = flags & raw::O_NONBLOCK != 0 || !source.may_wait();
-        self.pipe.write(nowait, flags & raw::O_DIRECT != 0, source)
+        let written = self.pipe.write(nowait, flags & raw::O_DIRECT != 0, source)?;
+        if file.location.is_some() && written > 0 {
+            file.inode().note_written();
+        }
+        Ok(written)
     }
 
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {

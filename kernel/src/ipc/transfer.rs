@@ -35,6 +35,7 @@ pub fn read_stream(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<u64> {
 #[inline(never)]
 fn read_at_position(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<usize> {
     let mut position = file.position.lock();
+    check_end(*position, sink.left())?;
     let read = file.ops().read_at(file, *position, sink);
     let read = read.map_err(|error| explain(file, error))?;
     if file.has_positions() {
@@ -60,6 +61,7 @@ pub fn write_stream(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
 #[inline(never)]
 fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize> {
     let mut position = file.position.lock();
+    check_end(*position, source.left())?;
     check_file_limit(file, *position, source)?;
     file.drop_privileges(|| current().subject())?;
     let written = file.ops().write_at(file, *position, source)?;
@@ -190,6 +192,14 @@ fn check_positional(file: &File, offset: u64, len: usize) -> Result<()> {
         return Err(Errno::ESPIPE);
     }
     if offset + len as u64 > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// EINVAL for what begins at a file offset and ends behind all of them.
+#[inline]
+fn check_end(position: u64, len: usize) -> Result<()> {
+    const MAX: u64 = i64::MAX as u64;
+    let leaves = position <= MAX && position + len as u64 > MAX;
+    if leaves { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 /// Reading a directory is EISDIR, whatever its file system says.

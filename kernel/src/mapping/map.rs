@@ -108,9 +108,7 @@ pub fn mmap(
     if prot.contains(Prot::WRITE) && flags & raw::MAP_TYPE == raw::MAP_PRIVATE && !is_huge {
         subject_hooks::vm_enough_memory((&process.subject(), len))?;
     }
-    if denies_exec(process, prot, prot) {
-        return Err(Errno::EACCES);
-    }
+    let is_denied = denies_exec(process, prot, prot);
     let mm = process.mm()?;
     if prot == Prot::EXEC {
         prot = prot.with_key(mm.with(|inner| inner.keys.deny_execute_only()));
@@ -120,6 +118,8 @@ pub fn mmap(
         None if is_huge => huge_area(prot, flags, offset, len),
         None => anonymous_area(prot, flags, len),
     };
+    // What is wrong with the rest is told first.
+    let vma = vma.and_then(|vma| if is_denied { Err(Errno::EACCES) } else { Ok(vma) });
     let vma = match vma {
         Ok(vma) => vma,
         Err(error) => {

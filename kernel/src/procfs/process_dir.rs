@@ -122,7 +122,8 @@ enum Node {
     /// The same, with writing.
     Setting(Show, Store),
     /// The same, of a line that is written as a whole: nobody writes to it at a place.
-    Line(Show, Store),
+    /// The last: of a write only so many bytes are looked at.
+    Line(Show, Store, Option<usize>),
     /// A file about the address space that the process has when it is opened, by somebody who may
     /// look into the process then (EACCES). An exec does not take it along to the new program.
     Space(Bind),
@@ -149,7 +150,7 @@ static ENTRIES: &[Row] = &[
     ("children",      0o444, Node::Now(status::children)),
     ("clear_refs",    0o200, Node::Setting(|_, _| clear_refs::show(), clear_refs::store)),
     ("cmdline",       0o444, Node::Bytes(status::cmdline)),
-    ("comm",          0o644, Node::Line(status::comm, set_comm)),
+    ("comm",          0o644, Node::Line(status::comm, set_comm, Some(COMM_BYTES))),
     ("cpuset",        0o444, Node::Now(cpuset)),
     ("cwd",           0o777, Node::Link(fds::cwd)),
     ("environ",       0o400, Node::Space(status::environ)),
@@ -174,7 +175,7 @@ static ENTRIES: &[Row] = &[
     ("oom_adj",       0o644, Node::Setting(oom_adj, set_oom_adj)),
     ("oom_score",     0o444, Node::Now(oom_score)),
     ("coredump_filter", 0o644, Node::Setting(core_filter, set_core_filter)),
-    ("timerslack_ns", 0o666, Node::Line(timer_slack, set_timer_slack)),
+    ("timerslack_ns", 0o666, Node::Line(timer_slack, set_timer_slack, None)),
     ("oom_score_adj", 0o644, Node::Setting(oom_score_adj, set_oom_score_adj)),
     ("pagemap",       0o400, Node::Space(pagemap::open)),
     ("personality",   0o400, Node::Inspected(Ids::FileToAttach, Errno::EPERM, status::personality)),
@@ -192,7 +193,7 @@ static ENTRIES: &[Row] = &[
     ("status",        0o444, Node::Now(status::status)),
     ("syscall",       0o400, Node::Inspected(Ids::FileToAttach, Errno::EPERM, blocked::syscall)),
     ("task",          0o555, Node::Directory(tasks)),
-    ("timens_offsets", 0o644, Node::Line(clock_offsets, set_clock_offsets)),
+    ("timens_offsets", 0o644, Node::Line(clock_offsets, set_clock_offsets, None)),
     ("timers",        0o444, Node::Now(status::timers)),
     ("uid_map",       0o644, Node::Bound(|_| Ok(Box::new(IdMap)))),
     ("wchan",         0o444, Node::Now(wchan)),
@@ -331,18 +332,29 @@ impl Node {
     }
 
     fn body(&self, subject: Subject) -> Body {
-        let shown = |show, store, is_sequence, denial| {
-            let subject = subject.clone();
-            Body::File(Box::new(Shown { subject, show, store, is_sequence, denial }))
+        let shown = |show| Shown {
+            subject: subject.clone(),
+            show,
+            store: None,
+            is_sequence: true,
+            denial: None,
+            looks_at: None,
         };
+        let file = |shown: Shown| Body::File(Box::new(shown));
         let unbound =
             |bind, ids| Body::File(Box::new(Unbound { subject: subject.clone(), bind, ids }));
         match *self {
-            Node::Now(show) => shown(show, None, true, None),
-            Node::Bytes(show) => shown(show, None, false, None),
-            Node::Inspected(ids, denial, show) => shown(show, None, true, Some((ids, denial))),
-            Node::Setting(show, store) => shown(show, Some(store), false, None),
-            Node::Line(show, store) => shown(show, Some(store), true, None),
+            Node::Now(show) => file(shown(show)),
+            Node::Bytes(show) => file(Shown { is_sequence: false, ..shown(show) }),
+            Node::Inspected(ids, denial, show) => {
+                file(Shown { denial: Some((ids, denial)), ..shown(show) })
+            }
+            Node::Setting(show, store) => {
+                file(Shown { store: Some(store), is_sequence: false, ..shown(show) })
+            }
+            Node::Line(show, store, looks_at) => {
+                file(Shown { store: Some(store), looks_at, ..shown(show) })
+            }
             Node::Space(bind) => unbound(bind, Some(Ids::File)),
             Node::Memory(bind) => unbound(bind, Some(Ids::FileToAttach)),
             Node::Bound(bind) => unbound(bind, None),
@@ -403,9 +415,15 @@ struct Shown {
     is_sequence: bool,
     /// What those get who may not look into the process, if it is not for everybody.
     denial: Option<(Ids, Errno)>,
+    /// How many bytes of a write matter, if whatever more comes counts as written.
+    looks_at: Option<usize>,
 }
 
 impl Content for Shown {
+    fn looks_at(&self) -> Option<usize> {
+        self.looks_at
+    }
+
     fn generate(&self, out: &mut Text) -> Result<()> {
         self.subject.check_alive()?;
         match self.denial {
@@ -617,13 +635,16 @@ fn wchan(_: &Subject, out: &mut Text) -> Result<()> {
     Ok(())
 }
 
+/// Most bytes of a thread's name, without the NUL.
+const COMM_BYTES: usize = 15;
+
 fn set_comm(subject: &Subject, data: &[u8]) -> Result<()> {
     if !subject.process.is_current() {
         return Err(Errno::EINVAL);
     }
     let data = data.strip_suffix(b"\n").unwrap_or(data);
-    let mut name = [0; 16];
-    let len = data.len().min(15);
+    let mut name = [0; COMM_BYTES + 1];
+    let len = data.len().min(COMM_BYTES);
     name[..len].copy_from_slice(&data[..len]);
     *subject.main_thread().ok_or_else(gone)?.name.lock() = name;
     Ok(())
@@ -634,21 +655,28 @@ fn adjustment(subject: &Subject) -> i32 {
 }
 
 fn timer_slack(subject: &Subject, out: &mut Text) -> Result<()> {
-    check_slack(subject)?;
-    writeln!(out, "{}", subject.main_thread().ok_or_else(gone)?.settings.timer_slack());
+    let thread = subject.main_thread().ok_or_else(gone)?;
+    check_slack(&thread)?;
+    writeln!(out, "{}", thread.settings.timer_slack());
     Ok(())
 }
 
 fn set_timer_slack(subject: &Subject, data: &[u8]) -> Result<()> {
-    check_slack(subject)?;
-    subject.main_thread().ok_or_else(gone)?.settings.set_timer_slack(parse_number(data)?);
+    let slack = parse_number(data)?;
+    let thread = subject.main_thread().ok_or_else(gone)?;
+    check_slack(&thread)?;
+    thread.settings.set_timer_slack(slack);
     Ok(())
 }
 
-/// Another's is for CAP_SYS_NICE to know: EPERM.
-fn check_slack(subject: &Subject) -> Result<()> {
-    let may = subject.process.is_current() || current().subject().capable(Capability::SysNice);
-    if may { Ok(()) } else { Err(Errno::EPERM) }
+/// The slack of the process's first thread. Another's is for CAP_SYS_NICE to know: EPERM.
+fn check_slack(thread: &Thread) -> Result<()> {
+    let is_own = core::ptr::eq(thread, &raw const *current());
+    if is_own || current().subject().capable(Capability::SysNice) {
+        Ok(())
+    } else {
+        Err(Errno::EPERM)
+    }
 }
 
 fn core_filter(subject: &Subject, out: &mut Text) -> Result<()> {

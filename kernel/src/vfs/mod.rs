@@ -259,6 +259,10 @@ pub trait Inode: Send + Sync + Any {
     fn allocate(&self, _mode: u32, _offset: u64, _len: u64) -> Result<()> {
         Err(Errno::EOPNOTSUPP)
     }
+    /// It has been read: its names, its target, what came through a FIFO. For its access time.
+    fn note_read(&self) {}
+    /// Something was written to a FIFO. For its time of change.
+    fn note_written(&self) {}
     /// Writes what is only in memory to where it lasts (fsync(2)).
     fn sync(&self) -> Result<()> {
         Ok(())

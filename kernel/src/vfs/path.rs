@@ -580,6 +580,7 @@ impl<'a> Walk<'a> {
             return Ok(true);
         }
         let target = link.inode().read_link()?;
+        link.inode().note_read();
         if target.is_empty() {
             return Err(Errno::ENOENT);
         }

@@ -397,8 +397,9 @@ pub fn fallocate(fd: u64, mode: u32, offset: i64, len: i64) -> Result<u64> {
     if takes_room && offset + len > inode.page_cache().map_or(0, |cache| cache.size()) {
         check_size_limit(offset + len)?;
     }
-    file.drop_privileges(|| current().subject())?;
     inode.allocate(mode, offset, len)?;
+    // Of what was refused nothing has changed.
+    file.drop_privileges(|| current().subject())?;
     if let Some(location) = &file.location {
         inotify::event(&location.dentry, raw::IN_MODIFY);
     }

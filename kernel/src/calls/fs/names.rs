@@ -3,6 +3,7 @@
 
 use alloc::string::ToString;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
 
@@ -12,7 +13,7 @@ use crate::security::Capability;
 use crate::vfs::anon::AnonInode;
 use crate::vfs::namei::{self as tree, Make};
 use crate::vfs::path::{self, Context};
-use crate::vfs::{FileType, hooks, inotify};
+use crate::vfs::{FileType, Inode, hooks, inotify};
 
 /// mkdir(2).
 pub fn mkdir(path: u64, mode: u64) -> Result<u64> {
@@ -192,6 +193,13 @@ pub fn readlinkat(directory: u64, path: u64, buffer: u64, size: u64) -> Result<u
     read_link(directory, path, buffer, size)
 }
 
+fn text_of(link: &dyn Inode) -> Result<Vec<u8>> {
+    hooks::inode_readlink((link,))?;
+    let text = link.read_link()?;
+    link.note_read();
+    Ok(text)
+}
+
 fn read_link(dirfd: u64, path: u64, buffer: u64, size: u64) -> Result<u64> {
     let size = size as i32;
     if size <= 0 {
@@ -204,8 +212,7 @@ fn read_link(dirfd: u64, path: u64, buffer: u64, size: u64) -> Result<u64> {
         let file = any_file(dirfd)?;
         match &file.location {
             Some(location) if location.file_type() == FileType::Symlink => {
-                hooks::inode_readlink((location.inode().as_ref(),))?;
-                location.inode().read_link()?
+                text_of(location.inode().as_ref())?
             }
             _ => return Err(Errno::ENOENT),
         }
@@ -214,8 +221,7 @@ fn read_link(dirfd: u64, path: u64, buffer: u64, size: u64) -> Result<u64> {
         if location.file_type() != FileType::Symlink {
             return Err(Errno::EINVAL);
         }
-        hooks::inode_readlink((location.inode().as_ref(),))?;
-        location.inode().read_link()?
+        text_of(location.inode().as_ref())?
     };
     let len = target.len().min(size as usize);
     UserPtr::<u8>::new(buffer).write_many(&target[..len])?;

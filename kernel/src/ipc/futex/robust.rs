@@ -13,7 +13,7 @@ use super::{pi, wake_address};
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::ptrace::access::{self, Ids};
-use crate::process::{Thread, find_thread};
+use crate::process::{Thread, find_process, find_thread};
 
 /// `struct robust_list_head`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
@@ -41,14 +41,17 @@ pub fn set_robust_list(head: u64, length: u64) -> Result<u64> {
 
 /// get_robust_list(2).
 pub fn get_robust_list(tid: i32, head: UserPtr<u64>, length: UserPtr<u64>) -> Result<u64> {
-    let own = current().to_arc();
-    let thread = match tid {
-        0 => own.clone(),
-        1.. => find_thread(tid as u32).ok_or(Errno::ESRCH)?,
+    let (process, thread) = match tid {
+        0 => (current().process.clone(), Some(current().to_arc())),
+        1.. => match find_thread(tid as u32) {
+            Some(thread) => (thread.process.clone(), Some(thread)),
+            // One that has ended and was not waited for has none.
+            None => (find_process(tid as u32).ok_or(Errno::ESRCH)?, None),
+        },
         _ => return Err(Errno::ESRCH),
     };
-    let list = access::inspect(&thread.process, Ids::Real, Errno::EPERM, || {
-        Ok(thread.robust_list.load(Ordering::Relaxed))
+    let list = access::inspect(&process, Ids::Real, Errno::EPERM, || {
+        Ok(thread.map_or(0, |thread| thread.robust_list.load(Ordering::Relaxed)))
     })?;
     head.write(&list)?;
     length.write(&(size_of::<Head>() as u64))?;

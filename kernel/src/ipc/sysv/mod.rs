@@ -33,6 +33,8 @@ const INDEX_BITS: u32 = 15;
 
 /// What reading needs, in all three classes of a mode.
 pub const READ: u32 = 0o444;
+/// Places that are gone through before one is taken again, however few objects there are.
+const LEAST_PLACES: usize = 64;
 /// What changing needs.
 pub const WRITE: u32 = 0o222;
 
@@ -48,8 +50,8 @@ pub struct Object<T> {
 struct Slots<T> {
     objects: IdMap<Arc<Object<T>>>,
     keys: BTreeMap<i32, u32>,
-    /// No index below it is free.
-    all_used_below: u32,
+    /// The place behind the one that was taken last.
+    next: u32,
     sequence: u16,
 }
 
@@ -64,20 +66,24 @@ impl<T> Slots<T> {
         self.objects.get(*self.keys.get(&key)?).cloned()
     }
 
-    fn free_index(&self) -> u32 {
-        let mut index = self.all_used_below;
-        for (used, _) in self.objects.iter_from(index) {
-            if used != index {
-                break;
-            }
-            index += 1;
-        }
-        index
+    /// The next free place behind the one that was taken last, around and around: what has gone is
+    /// not replaced at once, so that who still asks for it is told.
+    fn free_index(&self, max: usize) -> u32 {
+        let places = (self.objects.len() * 3 / 2).max(LEAST_PLACES).min(max) as u32;
+        let first_free = |from: u32| {
+            let used = self.objects.iter_from(from).map(|(index, _)| index);
+            from + used.zip(from..).take_while(|(used, index)| used == index).count() as u32
+        };
+        let found = first_free(self.next);
+        if found < places { found } else { first_free(0) }
     }
 
-    fn insert(&mut self, key: i32, mode: u32, content: T) -> Arc<Object<T>> {
-        let index = self.free_index();
-        self.all_used_below = index + 1;
+    fn insert(&mut self, key: i32, mode: u32, content: T, max: usize) -> Arc<Object<T>> {
+        let index = self.free_index(max);
+        if index < self.next {
+            self.sequence = if self.sequence == u16::MAX { 0 } else { self.sequence + 1 };
+        }
+        self.next = index + 1;
         let who = current().subject();
         let perm = Perm {
             key,
@@ -107,7 +113,7 @@ impl<T> Table<T> {
             slots: SpinLock::new(Slots {
                 objects: IdMap::new(),
                 keys: BTreeMap::new(),
-                all_used_below: 0,
+                next: 0,
                 sequence: 0,
             }),
             max,
@@ -145,7 +151,7 @@ impl<T> Table<T> {
             }
             // Another may have been faster; what was made for nothing is dropped without the lock.
             if key == IPC_PRIVATE || !slots.keys.contains_key(&key) {
-                return Ok(u64::from(slots.insert(key, flags, content).id));
+                return Ok(u64::from(slots.insert(key, flags, content, self.max).id));
             }
             drop(slots);
         }
@@ -177,8 +183,6 @@ impl<T> Table<T> {
         if key != IPC_PRIVATE {
             slots.keys.remove(&key);
         }
-        slots.all_used_below = slots.all_used_below.min(index);
-        slots.sequence = slots.sequence.wrapping_add(1);
         drop(slots);
         drop(removed);
     }

@@ -1,0 +1,343 @@
+//! What random programs found (`differ --seed 3`) about files, pipes, /proc, System V objects and
+//! scheduling, as tests of their own.
+
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+use crate::sys::*;
+use crate::{sc, tests};
+
+tests!("found_files":
+    other_ids_end_the_death_signal, nobody_reads_before_what_is_read, refused_is_unchanged,
+    ids_are_not_used_again_at_once, robust_lists_of_the_ended, what_is_idle_stays_idle,
+    no_value_is_not_read, names_of_any_length, who_follows_a_link_reads_it,
+    reading_a_directory_is_seen, reading_nothing_is_seen, times_of_fifos, ends_of_offsets,
+    sealed_files_are_filled_to_their_end, settings_can_be_watched, a_slack_is_a_threads,
+    flags_before_promises,
+);
+
+fn as_user(f: impl FnOnce()) {
+    in_child(|| {
+        sc!(SYS_setgroups, 0, 0).is(0);
+        sc!(SYS_setresgid, 1234, 1234, 1234).is(0);
+        sc!(SYS_setresuid, 1234, 1234, 1234).is(0);
+        f();
+    });
+}
+
+fn other_ids_end_the_death_signal() {
+    let wanted = |signal: i32| {
+        let mut found = -1i32;
+        sc!(SYS_prctl, PR_GET_PDEATHSIG, &raw mut found, 0, 0, 0).is(0);
+        assert_eq!(found, signal);
+    };
+    in_child(|| {
+        sc!(SYS_prctl, PR_SET_PDEATHSIG, 40, 0, 0, 0).is(0);
+        sc!(SYS_setfsgid, u32::MAX).must();
+        wanted(40);
+        sc!(SYS_setfsgid, 1234).must();
+        wanted(0);
+        sc!(SYS_prctl, PR_SET_PDEATHSIG, 40, 0, 0, 0).is(0);
+        // Neither of the real ids alone nor of the saved ones.
+        sc!(SYS_setresgid, 1234, u32::MAX, 1234).is(0);
+        wanted(40);
+        sc!(SYS_setresuid, 1234, 1234, 1234).is(0);
+        wanted(0);
+    });
+}
+
+/// What is moved into a pipe is not looked at while nobody reads there.
+fn nobody_reads_before_what_is_read() {
+    on_signal(SIGPIPE, SIG_IGN, 0, 0);
+    let (r, w) = pipe();
+    let null = open("/dev/null", O_RDONLY).fd();
+    let directory = open("/proc/self/fd", O_RDONLY).fd();
+    sc!(SYS_splice, null, 0, w, 0, 100, 0).fails(EINVAL);
+    sc!(SYS_sendfile, w, directory, 0, 100).fails(EINVAL);
+    close(r);
+    sc!(SYS_splice, null, 0, w, 0, 100, 0).fails(EPIPE);
+    sc!(SYS_sendfile, w, directory, 0, 100).fails(EPIPE);
+    let file = open(&own_path(), O_RDONLY).fd();
+    sc!(SYS_sendfile, w, file, 0, 100).fails(EPIPE);
+    sc!(SYS_sendfile, w, file, 0, 0).is(0);
+    // Nor where there is no room.
+    let (_r, w) = pipe_flags(O_NONBLOCK);
+    let block = [0u8; 4096];
+    while sc!(SYS_write, w, block.as_ptr(), 4096).is_ok() {}
+    let empty = open("/dev/null", O_RDONLY).fd();
+    sc!(SYS_splice, empty, 0, w, 0, 100, 0).fails(EAGAIN);
+    sc!(SYS_sendfile, w, file, 0, 100).fails(EAGAIN);
+}
+
+fn refused_is_unchanged() {
+    let path = format!("{}/f", dir_in("/dev/shm"));
+    let name = c(&path);
+    std::fs::write(&path, [1; 8192]).unwrap();
+    sc!(SYS_chown, name.as_ptr(), 1234, 1234).is(0);
+    sc!(SYS_chmod, name.as_ptr(), 0o6755).is(0);
+    let before = open(&path, O_RDWR).fd();
+    as_user(|| {
+        // Not whole blocks: where there is such a call it fails, elsewhere there is none.
+        assert!(sc!(SYS_fallocate, before, FALLOC_FL_INSERT_RANGE, 100, 27).is_err());
+        assert!(sc!(SYS_fallocate, before, FALLOC_FL_COLLAPSE_RANGE, 100, 27).is_err());
+    });
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o6755);
+}
+
+/// The place of an object that has gone is not the next one's.
+fn ids_are_not_used_again_at_once() {
+    const MSG_STAT: i32 = 11;
+    const SHM_STAT: i32 = 13;
+    const SEM_STAT: i32 = 18;
+    let mut buffer = [0u64; 32];
+    let at = buffer.as_mut_ptr();
+    let first = sc!(SYS_msgget, IPC_PRIVATE, 0o600).must();
+    sc!(SYS_msgctl, first, IPC_RMID, 0).is(0);
+    let second = sc!(SYS_msgget, IPC_PRIVATE, 0o600).must();
+    sc!(SYS_msgctl, first, MSG_STAT, at).fails(EINVAL);
+    assert_ne!(first & 0x7fff, second & 0x7fff);
+    sc!(SYS_msgctl, second, MSG_STAT, at).is(second);
+    sc!(SYS_msgctl, second, IPC_RMID, 0).is(0);
+    let first = sc!(SYS_shmget, IPC_PRIVATE, 4096, 0o600).must();
+    sc!(SYS_shmctl, first, IPC_RMID, 0).is(0);
+    let second = sc!(SYS_shmget, IPC_PRIVATE, 4096, 0o600).must();
+    sc!(SYS_shmctl, first, SHM_STAT, at).fails(EINVAL);
+    sc!(SYS_shmctl, second, IPC_RMID, 0).is(0);
+    let first = sc!(SYS_semget, IPC_PRIVATE, 1, 0o600).must();
+    sc!(SYS_semctl, first, 0, IPC_RMID, 0).is(0);
+    let second = sc!(SYS_semget, IPC_PRIVATE, 1, 0o600).must();
+    sc!(SYS_semctl, first, 0, SEM_STAT, at).fails(EINVAL);
+    sc!(SYS_semctl, second, 0, IPC_RMID, 0).is(0);
+    // More than there are places at first: none is lost, and no id comes twice.
+    let mut ids = std::collections::BTreeSet::new();
+    for round in 0..3 {
+        let made: Vec<usize> =
+            (0..100).map(|_| sc!(SYS_msgget, IPC_PRIVATE, 0o600).must()).collect();
+        for &id in &made {
+            assert!(ids.insert(id), "round {round}: {id} again");
+            sc!(SYS_msgctl, id, IPC_RMID, 0).is(0);
+        }
+    }
+}
+
+fn robust_lists_of_the_ended() {
+    let child = fork(|| 0);
+    // It has ended and is not waited for.
+    let mut info = [0u8; 128];
+    sc!(SYS_waitid, P_PID, child, info.as_mut_ptr(), WEXITED | WNOWAIT, 0).is(0);
+    let (mut head, mut length) = (1u64, 0u64);
+    sc!(SYS_get_robust_list, child, &raw mut head, &raw mut length).is(0);
+    assert_eq!((head, length), (0, 24));
+    wait_code(child, 0);
+    sc!(SYS_get_robust_list, child, &raw mut head, &raw mut length).fails(ESRCH);
+}
+
+/// Leaving SCHED_IDLE takes what a better nice value takes, and so does leaving the promise that
+/// children begin anew.
+fn what_is_idle_stays_idle() {
+    const RESET_ON_FORK: i32 = 0x4000_0000;
+    let zero = 0i32;
+    let one = 1i32;
+    let set = |policy: i32, priority: &i32| {
+        sc!(SYS_sched_setscheduler, 0, policy, priority as *const i32)
+    };
+    as_user(|| {
+        sc!(SYS_setrlimit, RLIMIT_NICE, [0u64, 0].as_ptr()).is(0);
+        set(SCHED_BATCH, &zero).is(0);
+        set(SCHED_OTHER, &zero).is(0);
+        set(SCHED_FIFO, &one).fails(EPERM);
+        set(SCHED_OTHER | RESET_ON_FORK, &zero).is(0);
+        set(SCHED_OTHER, &zero).fails(EPERM);
+        set(SCHED_IDLE | RESET_ON_FORK, &zero).is(0);
+        set(SCHED_OTHER | RESET_ON_FORK, &zero).fails(EPERM);
+        set(SCHED_BATCH | RESET_ON_FORK, &zero).fails(EPERM);
+        set(SCHED_IDLE | RESET_ON_FORK, &zero).is(0);
+        let attribute = [48u64 | (SCHED_OTHER as u64) << 32, 1, 0, 0, 0, 0];
+        sc!(SYS_sched_setattr, 0, attribute.as_ptr(), 0).fails(EPERM);
+    });
+    as_user(|| {
+        set(SCHED_OTHER, &zero).is(0);
+        sc!(SYS_setpriority, PRIO_PROCESS, 0, 5).is(0);
+        let nice = |value: i32| [48u64, 0, value as u32 as u64, 0, 0, 0];
+        sc!(SYS_sched_setattr, 0, nice(7).as_ptr(), 0).is(0);
+        sc!(SYS_sched_setattr, 0, nice(6).as_ptr(), 0).fails(EPERM);
+    });
+}
+
+fn no_value_is_not_read() {
+    let bad = 0xffff_8000_0000_0000u64;
+    let missing = c("/proc/self/exe/x");
+    let attribute = c"user.a".as_ptr();
+    sc!(SYS_setxattr, missing.as_ptr(), attribute, bad, 0, 0).fails(ENOTDIR);
+    sc!(SYS_setxattr, missing.as_ptr(), attribute, bad, 1, 0).fails(EFAULT);
+    sc!(SYS_setxattr, c("/proc/missing").as_ptr(), attribute, bad, 0, 0).fails(ENOENT);
+}
+
+/// Of a name as many bytes are taken as there is room for; all of them count as written.
+fn names_of_any_length() {
+    in_child(|| {
+        let fd = open("/proc/self/comm", O_RDWR).fd();
+        let text = [b'n'; 20_000];
+        sc!(SYS_write, fd, text.as_ptr(), text.len()).is(text.len());
+        assert_eq!(std::fs::read_to_string("/proc/self/comm").unwrap(), "nnnnnnnnnnnnnnn\n");
+        // What is behind the bytes that matter need not be there.
+        let page = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0).must();
+        sc!(SYS_munmap, page + 4096, 4096).is(0);
+        sc!(SYS_write, fd, page + 4096 - 15, 5000).is(5000);
+        sc!(SYS_write, fd, page + 4096 - 14, 5000).fails(EFAULT);
+    });
+}
+
+const LONG_AGO: [u64; 4] = [1000, 5, 2000, 6];
+
+/// Sets times of which the access is older than the change.
+fn age(path: &str) {
+    sc!(SYS_utimensat, AT_FDCWD, c(path).as_ptr(), LONG_AGO.as_ptr(), AT_SYMLINK_NOFOLLOW).is(0);
+    let of = std::fs::symlink_metadata(path).unwrap();
+    assert_eq!((of.atime(), of.mtime()), (1000, 2000));
+}
+
+/// Seconds of access and change.
+fn times(path: &str) -> (i64, i64) {
+    let of = std::fs::symlink_metadata(path).unwrap();
+    (of.atime(), of.mtime())
+}
+
+fn who_follows_a_link_reads_it() {
+    let link = format!("{}/l", dir_in("/dev/shm"));
+    std::os::unix::fs::symlink("missing", &link).unwrap();
+    age(&link);
+    let _ = std::fs::symlink_metadata(&link);
+    assert_eq!(times(&link), (1000, 2000));
+    open(&link, O_RDONLY).fails(ENOENT);
+    assert!(times(&link).0 > 2000);
+    age(&link);
+    std::fs::read_link(&link).unwrap();
+    assert!(times(&link).0 > 2000);
+    assert_eq!(times(&link).1, 2000);
+}
+
+fn reading_a_directory_is_seen() {
+    let dir = dir_in("/dev/shm");
+    age(&dir);
+    let mut bytes = [0u8; 1024];
+    let quiet = open(&dir, O_RDONLY | O_NOATIME).fd();
+    sc!(SYS_getdents64, quiet, bytes.as_mut_ptr(), 1024).must();
+    assert_eq!(times(&dir), (1000, 2000));
+    let fd = open(&dir, O_RDONLY).fd();
+    assert_eq!(times(&dir), (1000, 2000));
+    sc!(SYS_getdents64, fd, bytes.as_mut_ptr(), 1024).must();
+    assert!(times(&dir).0 > 2000);
+}
+
+fn reading_nothing_is_seen() {
+    let path = format!("{}/f", dir_in("/dev/shm"));
+    std::fs::write(&path, "text").unwrap();
+    let fd = open(&path, O_RDONLY).fd();
+    age(&path);
+    sc!(SYS_read, fd, 8, 4).fails(EFAULT);
+    assert!(times(&path).0 > 2000);
+    age(&path);
+    let mut byte = 0u8;
+    sc!(SYS_pread64, fd, &raw mut byte, 1, 100).is(0);
+    assert!(times(&path).0 > 2000);
+}
+
+fn times_of_fifos() {
+    let path = format!("{}/p", dir_in("/dev/shm"));
+    sc!(SYS_mknod, c(&path).as_ptr(), S_IFIFO | 0o644, 0).is(0);
+    let fd = open(&path, O_RDWR | O_NONBLOCK).fd();
+    age(&path);
+    sc!(SYS_write, fd, c"ab".as_ptr(), 2).is(2);
+    assert_eq!(times(&path).0, 1000);
+    assert!(times(&path).1 > 2000);
+    age(&path);
+    let mut bytes = [0u8; 2];
+    sc!(SYS_read, fd, bytes.as_mut_ptr(), 2).is(2);
+    assert_eq!(times(&path).1, 2000);
+    assert!(times(&path).0 > 2000);
+    age(&path);
+    sc!(SYS_read, fd, bytes.as_mut_ptr(), 2).fails(EAGAIN);
+    assert_eq!(times(&path), (1000, 2000));
+}
+
+/// What begins at an offset and would end behind all of them is refused, whatever is there.
+fn ends_of_offsets() {
+    let fd = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
+    let mut bytes = [0u8; 100];
+    sc!(SYS_lseek, fd, i64::MAX, SEEK_SET).is(i64::MAX as usize);
+    sc!(SYS_read, fd, bytes.as_mut_ptr(), 1).fails(EINVAL);
+    sc!(SYS_write, fd, bytes.as_ptr(), 1).fails(EINVAL);
+    sc!(SYS_lseek, fd, i64::MAX - 100, SEEK_SET).is(i64::MAX as usize - 100);
+    sc!(SYS_read, fd, bytes.as_mut_ptr(), 100).is(0);
+    sc!(SYS_read, fd, bytes.as_mut_ptr(), 101).fails(EINVAL);
+}
+
+fn sealed_files_are_filled_to_their_end() {
+    const ADD_SEALS: i32 = 1033;
+    const SEAL_GROW: i32 = 4;
+    const SEAL_WRITE: i32 = 8;
+    let fd = sc!(SYS_memfd_create, c"m".as_ptr(), 2).fd();
+    sc!(SYS_ftruncate, fd, 5000).is(0);
+    sc!(SYS_fcntl, fd, ADD_SEALS, SEAL_GROW).is(0);
+    let text = vec![b't'; 3 * 4096];
+    let write = |at: usize, len: usize, place: i64| sc!(SYS_pwrite64, fd, at, len, place);
+    let text = text.as_ptr() as usize;
+    write(8, 8192, 0).fails(EFAULT);
+    write(text, 5000, 0).is(5000);
+    // Whole pages, as far as they end before the file does.
+    write(text, 5001, 0).is(4096);
+    write(text, 3 * 4096, 10).is(4086);
+    write(text, 905, 4096).fails(EPERM);
+    write(8, 905, 4096).fails(EFAULT);
+    write(text, 904, 4096).is(904);
+    sc!(SYS_fcntl, fd, ADD_SEALS, SEAL_WRITE).is(0);
+    write(text, 10, 0).fails(EPERM);
+    write(8, 10, 0).fails(EFAULT);
+}
+
+fn settings_can_be_watched() {
+    let set = sc!(SYS_epoll_create1, 0).fd();
+    let event = [0u32; 3];
+    for name in ["/proc/sys/kernel/ostype", "/proc/sys/kernel/hostname", "/proc/sys/vm/swappiness"]
+    {
+        let fd = open(name, O_RDONLY).fd();
+        sc!(SYS_epoll_ctl, set, EPOLL_CTL_ADD, fd, event.as_ptr()).is(0);
+    }
+    let fd = open("/proc/self/maps", O_RDONLY).fd();
+    sc!(SYS_epoll_ctl, set, EPOLL_CTL_ADD, fd, event.as_ptr()).fails(EPERM);
+}
+
+/// /proc/self/timerslack_ns is the first thread's: another one needs CAP_SYS_NICE.
+fn a_slack_is_a_threads() {
+    as_user(|| {
+        let fd = open("/proc/self/timerslack_ns", O_RDWR).fd();
+        let mut text = [0u8; 32];
+        sc!(SYS_pread64, fd, text.as_mut_ptr(), 32, 0).must();
+        let other = std::thread::spawn(move || {
+            let mut text = [0u8; 32];
+            sc!(SYS_pread64, fd, text.as_mut_ptr(), 32, 0).fails(EPERM);
+            sc!(SYS_write, fd, c"5000".as_ptr(), 4).fails(EPERM);
+            // What cannot be read is told first.
+            sc!(SYS_write, fd, 8, 4).fails(EFAULT);
+            sc!(SYS_write, fd, c"none".as_ptr(), 4).fails(EINVAL);
+        });
+        other.join().unwrap();
+    });
+}
+
+/// That a program has promised never to write and execute comes behind what is wrong with flags.
+fn flags_before_promises() {
+    const PR_SET_MDWE: i32 = 65;
+    const REFUSE_EXEC_GAIN: usize = 1;
+    let memory = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
+    sc!(SYS_ftruncate, memory, 4096).is(0);
+    in_child(|| {
+        sc!(SYS_prctl, PR_SET_MDWE, REFUSE_EXEC_GAIN, 0, 0, 0).is(0);
+        let all = PROT_READ | PROT_WRITE | PROT_EXEC;
+        let map = |prot: i32, flags: i32| sc!(SYS_mmap, 0, 4096, prot, flags, memory, 0);
+        map(all, MAP_SHARED).fails(EACCES);
+        map(all, MAP_SHARED_VALIDATE | 1 << 30).fails(EOPNOTSUPP);
+        map(all, 0).fails(EINVAL);
+        map(PROT_READ | PROT_WRITE, MAP_SHARED).must();
+    });
+}
