@@ -451,17 +451,11 @@ impl Regular {
         let append = from.appends(file.flags());
         let at = if append { size } else { at };
         let seals = self.seals.load(Ordering::Acquire);
-        let is_fixed = seals & (raw::F_SEAL_WRITE | raw::F_SEAL_FUTURE_WRITE) != 0;
-        let grows = seals & raw::F_SEAL_GROW != 0 && at.saturating_add(len) > size;
-        if is_fixed || grows {
+        if seals & (raw::F_SEAL_WRITE | raw::F_SEAL_FUTURE_WRITE) != 0
+            || seals & raw::F_SEAL_GROW != 0 && at.saturating_add(len) > size
+        {
             // That there is nothing to write is told first.
-            from.probe()?;
-            // Whole pages are written as far as they do not reach behind the end.
-            let fits = (size / PAGE * PAGE).saturating_sub(at);
-            if is_fixed || fits == 0 {
-                return Err(Errno::EPERM);
-            }
-            from.truncate(fits as usize);
+            return from.probe().and(Err(Errno::EPERM));
         }
         // What there is room for is written, as write(2) has it.
         let result = self.cache.write(at, from);

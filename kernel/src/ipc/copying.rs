@@ -60,7 +60,7 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
         return counted(|| fill(&mut from, pipe, &output, count));
     }
     let is_into_pipe = pipe::of(&output).is_some();
-    if let Some(pipe) = pipe::of(&output).filter(|_| !is_stream && count > 0) {
+    if let Some(pipe) = pipe::of(&output).filter(|_| !is_stream) {
         // Before the file is asked for anything.
         pipe.wait_writable(output.is_nonblocking())?;
     }
