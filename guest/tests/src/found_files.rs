@@ -12,7 +12,7 @@ tests!("found_files":
     no_value_is_not_read, names_of_any_length, who_follows_a_link_reads_it,
     reading_a_directory_is_seen, reading_nothing_is_seen, times_of_fifos, ends_of_offsets,
     bad_addresses_before_seals, settings_can_be_watched, a_slack_is_a_threads,
-    flags_before_promises,
+    flags_before_promises, what_is_reserved_is_a_hole,
 );
 
 fn as_user(f: impl FnOnce()) {
@@ -322,6 +322,42 @@ fn a_slack_is_a_threads() {
         });
         other.join().unwrap();
     });
+}
+
+/// What was reserved takes room, and is no data before it was written or mapped.
+fn what_is_reserved_is_a_hole() {
+    let path = format!("{}/f", dir_in("/dev/shm"));
+    let fd = open(&path, O_RDWR | O_CREAT).fd();
+    let data = |from: i64| sc!(SYS_lseek, fd, from, SEEK_DATA);
+    let hole = |from: i64| sc!(SYS_lseek, fd, from, SEEK_HOLE);
+    sc!(SYS_fallocate, fd, 0, 0, 4 * 4096).is(0);
+    assert_eq!(std::fs::metadata(&path).unwrap().blocks(), 4 * 8);
+    data(0).fails(ENXIO);
+    hole(0).is(0);
+    // Reading does not change that.
+    let mut bytes = [1u8; 4096];
+    sc!(SYS_pread64, fd, bytes.as_mut_ptr(), 4096, 4096).is(4096);
+    assert_eq!(bytes, [0; 4096]);
+    data(0).fails(ENXIO);
+    sc!(SYS_pwrite64, fd, c"x".as_ptr(), 1, 4096).is(1);
+    data(0).is(4096);
+    hole(4096).is(8192);
+    let at = mmap(0, 4 * 4096, PROT_READ, MAP_SHARED, fd, 0).must();
+    let known = |page: usize| {
+        let mut known = 2u8;
+        sc!(SYS_mincore, at + page * 4096, 4096, &raw mut known).is(0);
+        known
+    };
+    assert_eq!((known(0), known(1), known(3)), (0, 1, 0));
+    // SAFETY: the last page of the mapping, which nothing unmaps.
+    assert_eq!(unsafe { (at as *const u8).add(3 * 4096).read_volatile() }, 0);
+    data(8192).is(3 * 4096);
+    assert_eq!(known(3), 1);
+    // Reserving again takes nothing away.
+    sc!(SYS_fallocate, fd, 0, 0, 4 * 4096).is(0);
+    data(0).is(4096);
+    assert_eq!(std::fs::read(&path).unwrap()[4096], b'x');
+    assert_eq!(std::fs::metadata(&path).unwrap().blocks(), 4 * 8);
 }
 
 /// That a program has promised never to write and execute comes behind what is wrong with flags.

@@ -113,7 +113,7 @@ impl MmInner {
             if let Backing::File { cache, page_offset, .. } = &vma.backing {
                 for page in (at..stop).step_by(PAGE_SIZE) {
                     let index = page_offset + (page - vma_start) / PAGE;
-                    answer[number(page)] = u8::from(cache.contains(index));
+                    answer[number(page)] = u8::from(cache.has_data(index));
                 }
             }
             self.table.for_each_part(at, stop, |part| {

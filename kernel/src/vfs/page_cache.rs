@@ -292,6 +292,11 @@ impl PageCache {
         }
     }
 
+    /// Whether the page at `index` is in memory, or will be in a moment, and is more than reserved.
+    pub fn has_data(&self, index: u64) -> bool {
+        self.pages.lock().has_data(index)
+    }
+
     /// Whether the page at `index` is in memory, or will be in a moment.
     pub fn contains(&self, index: u64) -> bool {
         self.pages.lock().contains(index)
@@ -362,7 +367,7 @@ impl PageCache {
     /// files may share a page so. What is there afterwards.
     pub fn share_page(&self, index: u64, frame: Frame) -> Result<Frame> {
         assert!(self.is_only_memory(), "a page of a file that has a backend");
-        Ok(self.get_or_insert(index, frame, true)?.0)
+        Ok(self.get_or_insert(index, frame, PageState::Dirty)?.0)
     }
 
     /// The page for a writable shared mapping: counts as dirty from now on.
@@ -432,14 +437,14 @@ impl PageCache {
             Some(backend) if read => self.read_and_get(backend.as_ref(), index, for_write),
             Some(_) => {
                 let frame = crate::base::reserve::alloc_zeroed()?;
-                Ok(self.get_or_insert(index, frame, for_write)?.0)
+                Ok(self.get_or_insert(index, frame, used(for_write))?.0)
             }
-            None => self.make_page(index, for_write),
+            None => self.make_page(index, used(for_write)),
         }
     }
 
     /// The page of a file that is only memory, made if there is none.
-    fn make_page(&self, index: u64, for_write: bool) -> Result<Frame> {
+    fn make_page(&self, index: u64, state: PageState) -> Result<Frame> {
         // The cache is the file: it stays when the program that writes to it is gone.
         crate::base::reserve::check_room_for_files()?;
         let frame = crate::base::reserve::alloc_zeroed()?;
@@ -447,7 +452,7 @@ impl PageCache {
             huge::trim_tails();
             self.take_room(1)?;
         }
-        let result = self.get_or_insert(index, frame, for_write);
+        let result = self.get_or_insert(index, frame, state);
         if !result.as_ref().is_ok_and(|(_, is_new)| *is_new) {
             self.give_room(1);
         }
@@ -456,8 +461,7 @@ impl PageCache {
 
     /// The page that is there, or else this one, and whether it is. One that is being read is
     /// replaced: its reader finds that out.
-    fn get_or_insert(&self, index: u64, frame: Frame, for_write: bool) -> Result<(Frame, bool)> {
-        let state = if for_write { PageState::Dirty } else { PageState::UpToDate };
+    fn get_or_insert(&self, index: u64, frame: Frame, state: PageState) -> Result<(Frame, bool)> {
         loop {
             let page = Page { frame: frame.clone(), state, mapped_writable: false };
             // Also past the end: who writes there makes the file longer afterwards.
@@ -606,7 +610,11 @@ impl PageCache {
         }
         for index in places {
             self.make_run(index, false);
-            self.get_or_fill(index, true, index < self.size().div_ceil(PAGE))?;
+            if self.backend.is_some() {
+                self.get_or_fill(index, true, index < self.size().div_ceil(PAGE))?;
+            } else if !self.contains(index) {
+                self.make_page(index, PageState::Blank)?;
+            }
         }
         Ok(())
     }
@@ -708,6 +716,11 @@ impl Drop for PageCache {
 
 fn reclaimable() -> Vec<Arc<PageCache>> {
     RECLAIMABLE.lock().iter().filter_map(Weak::upgrade).collect()
+}
+
+/// A page that is made to be used.
+fn used(for_write: bool) -> PageState {
+    if for_write { PageState::Dirty } else { PageState::UpToDate }
 }
 
 /// Pages of files that lie behind a backend, for /proc/meminfo.

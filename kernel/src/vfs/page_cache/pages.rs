@@ -20,6 +20,9 @@ pub(super) enum PageState {
     Reading,
     /// As the backend has it.
     UpToDate,
+    /// Reserved (fallocate(2)): its place is taken, but nobody has had it yet, and to who looks for
+    /// data it is a hole.
+    Blank,
     /// Differs from the backend.
     Dirty,
     /// Is on its way to the backend, and has not been changed since it set out.
@@ -36,9 +39,9 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// It is about to be used; `for_write` makes it dirty.
+    /// It is about to be used; `for_write` makes it dirty, and so does the first use.
     pub(super) fn touch(&mut self, for_write: bool) {
-        if for_write {
+        if for_write || self.state == PageState::Blank {
             self.state =
                 if self.is_in_writeback() { PageState::WritebackDirty } else { PageState::Dirty };
         }
@@ -97,6 +100,12 @@ impl Pages {
         part(&self.huge, index).map_or(Look::Missing, Look::Huge)
     }
 
+    /// Whether somebody has had the page, which counts as data then.
+    pub(super) fn has_data(&self, index: u64) -> bool {
+        let is_used = self.single.get(&index).is_some_and(|page| page.state != PageState::Blank);
+        is_used || self.huge.contains_key(&(index / RUN))
+    }
+
     /// Whether there is a page, or will be in a moment.
     pub(super) fn contains(&self, index: u64) -> bool {
         self.single.contains_key(&index) || self.huge.contains_key(&(index / RUN))
@@ -127,7 +136,8 @@ impl Pages {
     pub(super) fn copy_run(&self, index: u64, run: &mut [Option<Frame>]) {
         let end = index + run.len() as u64;
         for (&at, page) in self.single.range(index..end) {
-            if page.state != PageState::Reading && self.moving != Some(at / RUN) {
+            let is_there = !matches!(page.state, PageState::Reading | PageState::Blank);
+            if is_there && self.moving != Some(at / RUN) {
                 run[(at - index) as usize] = Some(page.frame.clone());
             }
         }
@@ -235,17 +245,18 @@ impl Pages {
         Taken { single, huge: Vec::new() }
     }
 
-    /// The first place from `index` on that has a page.
+    /// The first place from `index` on that has data.
     pub(super) fn next_page(&self, index: u64) -> Option<u64> {
         if self.huge.contains_key(&(index / RUN)) {
             return Some(index);
         }
-        let single = self.single.range(index..).next().map(|(&at, _)| at);
+        let mut single = self.single.range(index..);
+        let single = single.find(|(_, page)| page.state != PageState::Blank).map(|(&at, _)| at);
         let huge = self.huge.range(index / RUN..).next().map(|(run, _)| run * RUN);
         single.into_iter().chain(huge).min()
     }
 
-    /// The first place from `index` on that has none.
+    /// The first place from `index` on that has no data.
     pub(super) fn next_missing(&self, mut index: u64) -> u64 {
         loop {
             let before = index;
@@ -253,8 +264,8 @@ impl Pages {
                 index = (index / RUN + 1) * RUN;
                 continue;
             }
-            for (&present, _) in self.single.range(index..) {
-                if present != index {
+            for (&present, page) in self.single.range(index..) {
+                if present != index || page.state == PageState::Blank {
                     break;
                 }
                 index += 1;
