@@ -610,10 +610,11 @@ impl PageCache {
         }
         for index in places {
             self.make_run(index, false);
-            if self.backend.is_some() {
-                self.get_or_fill(index, true, index < self.size().div_ceil(PAGE))?;
-            } else if !self.contains(index) {
+            if self.is_only_memory() && !self.contains(index) {
                 self.make_page(index, PageState::Blank)?;
+            } else {
+                // What was reserved before is used by that, as on Linux.
+                self.get_or_fill(index, true, index < self.size().div_ceil(PAGE))?;
             }
         }
         Ok(())
