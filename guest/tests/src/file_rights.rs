@@ -72,16 +72,6 @@ fn program(name: &str, bits: u32) -> (String, i32) {
     (path, fd)
 }
 
-/// As another user, who has no capabilities.
-fn as_user(f: impl FnOnce()) {
-    in_child(|| {
-        sc!(SYS_setgroups, 0, 0).is(0);
-        sc!(SYS_setresgid, 1234, 1234, 1234).is(0);
-        sc!(SYS_setresuid, 1234, 1234, 1234).is(0);
-        f();
-    });
-}
-
 fn changing_contents_drops_mode_bits() {
     as_user(|| {
         for (what, change) in CHANGES {

@@ -15,15 +15,6 @@ tests!("found_files":
     flags_before_promises, what_is_reserved_is_a_hole,
 );
 
-fn as_user(f: impl FnOnce()) {
-    in_child(|| {
-        sc!(SYS_setgroups, 0, 0).is(0);
-        sc!(SYS_setresgid, 1234, 1234, 1234).is(0);
-        sc!(SYS_setresuid, 1234, 1234, 1234).is(0);
-        f();
-    });
-}
-
 fn other_ids_end_the_death_signal() {
     let wanted = |signal: i32| {
         let mut found = -1i32;

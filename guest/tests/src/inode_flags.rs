@@ -196,20 +196,15 @@ fn names_of_guarded_directories() {
     });
 }
 
-fn as_user(capability: bool, f: impl FnOnce()) {
+/// As another user, who has CAP_LINUX_IMMUTABLE alone.
+fn as_guard(f: impl FnOnce()) {
     in_child(|| {
-        if capability {
-            sc!(SYS_prctl, PR_SET_KEEPCAPS, 1, 0, 0, 0).is(0);
-        }
-        sc!(SYS_setgroups, 0, 0).is(0);
-        sc!(SYS_setresgid, 1234, 1234, 1234).is(0);
-        sc!(SYS_setresuid, 1234, 1234, 1234).is(0);
-        if capability {
-            let header = [0x2008_0522u32, 0];
-            let linux_immutable = 1u32 << 9;
-            let sets = [linux_immutable, linux_immutable, 0, 0, 0, 0];
-            sc!(SYS_capset, header.as_ptr(), sets.as_ptr()).is(0);
-        }
+        sc!(SYS_prctl, PR_SET_KEEPCAPS, 1, 0, 0, 0).is(0);
+        become_user();
+        let header = [0x2008_0522u32, 0];
+        let linux_immutable = 1u32 << 9;
+        let sets = [linux_immutable, linux_immutable, 0, 0, 0, 0];
+        sc!(SYS_capset, header.as_ptr(), sets.as_ptr()).is(0);
         f();
     });
 }
@@ -219,7 +214,7 @@ fn who_may_set_what() {
         let (roots, _) = file(dir, "roots");
         let (own, name) = file(dir, "own");
         sc!(SYS_chown, name.as_ptr(), 1234, 1234).is(0);
-        as_user(false, || {
+        as_user(|| {
             set(&roots, NODUMP).fails(EPERM);
             assert_eq!(get(&roots), 0);
             set(&own, NODUMP).is(0);
@@ -227,13 +222,13 @@ fn who_may_set_what() {
             set(&own, IMMUTABLE).fails(EPERM);
             assert_eq!(get(&own), NODUMP);
         });
-        as_user(true, || {
+        as_guard(|| {
             set(&roots, IMMUTABLE).fails(EPERM);
             set(&own, IMMUTABLE).is(0);
             set(&own, 0).is(0);
             set(&own, APPEND).is(0);
         });
-        as_user(false, || {
+        as_user(|| {
             // What does not touch the guard is the owner's still.
             set(&own, APPEND | NODUMP).is(0);
             set(&own, NODUMP).fails(EPERM);

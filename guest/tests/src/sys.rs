@@ -153,6 +153,22 @@ pub fn in_child(f: impl FnOnce()) {
     wait_code(pid, 0);
 }
 
+/// Makes this process another user's (1234), who has no capabilities.
+pub fn become_user() {
+    sc!(SYS_setgroups, 0, 0).is(0);
+    sc!(SYS_setresgid, 1234, 1234, 1234).is(0);
+    sc!(SYS_setresuid, 1234, 1234, 1234).is(0);
+}
+
+/// Runs `f` as that user, in a child which must exit with 0.
+#[track_caller]
+pub fn as_user(f: impl FnOnce()) {
+    in_child(|| {
+        become_user();
+        f();
+    });
+}
+
 /// A wait status in words.
 pub fn describe(s: i32) -> String {
     if WIFEXITED(s) {
