@@ -9,13 +9,16 @@ use alloc::vec::Vec;
 use formats::acpi::{self, Firmware, IoApic};
 
 use crate::cpu::features;
+use crate::cpu::sealed::sealed;
 use crate::cpu::sync::Once;
 use crate::device::ioapic;
 use crate::device::mmio::Registers;
 use crate::memory::frame::phys_to_virt;
 
-static FIRMWARE: Once<Firmware> = Once::new();
-static COMMAND_LINE: Once<&'static str> = Once::new();
+sealed! {
+    static FIRMWARE: Once<Firmware> = Once::new();
+    static COMMAND_LINE: Once<&'static str> = Once::new();
+}
 
 /// Where I/O APICs are when nobody says otherwise.
 const IO_APIC_ADDRESS: u64 = 0xfec0_0000;
