@@ -26,6 +26,7 @@ mod file_rights;
 mod files;
 mod found;
 mod found_files;
+mod found_sockets;
 mod frames;
 mod fuzz;
 mod fuzz_args;
@@ -140,6 +141,7 @@ const SUBJECTS: &[&[Test]] = &[
     waits::TESTS,
     found::TESTS,
     found_files::TESTS,
+    found_sockets::TESTS,
     system::TESTS,
     sysv::TESTS,
     mqueue::TESTS,

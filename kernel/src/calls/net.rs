@@ -220,6 +220,9 @@ pub fn getsockopt(fd: u64, level: u32, name: u32, value: u64, length: u64) -> Re
 // ------------------------------------------------------------------------------------------------
 // Sending
 
+/// A stream connects before it sends (sendto(2), tcp(7)).
+const MSG_FASTOPEN: u32 = 0x2000_0000;
+
 fn send_one(
     who: &Thread,
     file: &Arc<File>,
@@ -230,14 +233,16 @@ fn send_one(
 ) -> Result<u64> {
     let socket = socket_of(file)?;
     let (more, urgent) = (flags & raw::MSG_MORE != 0, flags & raw::MSG_OOB != 0);
-    let mode = SendMode { more, urgent, ..SendMode::default() };
+    let connects = flags & MSG_FASTOPEN != 0;
+    let mode = SendMode { more, urgent, connects, ..SendMode::default() };
     hooks::socket_sendmsg((socket.common(), to.as_ref()))?;
-    if !socket.is_prepared() {
-        socket.clone().prepare_to_send(who)?;
-    }
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
     let timeout = socket.common().send_timeout(nonblocking);
-    let result = socket.send(who, source, Outgoing { to, control, timeout, mode });
+    let what = Outgoing { to, control, timeout, mode };
+    if !socket.is_prepared() {
+        socket.clone().prepare_to_send(who, &what)?;
+    }
+    let result = socket.send(who, source, what);
     let is_conversation = socket.common().kind != SocketKind::Dgram;
     if result == Err(Errno::EPIPE) && is_conversation && flags & raw::MSG_NOSIGNAL == 0 {
         crate::ipc::signals::broken_pipe();

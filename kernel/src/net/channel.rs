@@ -188,6 +188,8 @@ pub struct SendMode {
     /// What comes before the urgent byte is sent by itself: it has gone out where that byte is not
     /// there.
     pub parts_urgent: bool,
+    /// MSG_FASTOPEN: connects first.
+    pub connects: bool,
 }
 
 /// How to receive (recv(2)).
@@ -300,6 +302,11 @@ impl Channel {
         let data = self.data.lock();
         let is_ahead = |urgent: Urgent| urgent.is_read && urgent.at >= data.taken;
         data.ring.len() - data.held - usize::from(data.urgent.is_some_and(is_ahead))
+    }
+
+    /// Bytes of all messages.
+    pub fn messages_len(&self) -> usize {
+        self.data.lock().ring.len()
     }
 
     /// Bytes of a stream that were sent and received up to now.

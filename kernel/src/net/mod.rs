@@ -280,6 +280,12 @@ impl Common {
         self.error.load(Ordering::SeqCst) != 0
     }
 
+    /// What poll(2) tells of a socket for datagrams that has an error to give.
+    pub fn error_events(&self) -> u32 {
+        let is_also_urgent = self.is_inert_on(raw::SO_SELECT_ERR_QUEUE);
+        events::ERR | if is_also_urgent { events::PRI } else { 0 }
+    }
+
     /// Takes the pending error.
     pub fn take_error(&self) -> Option<Errno> {
         if !self.has_error() {
@@ -341,7 +347,7 @@ pub trait Socket: Send + Sync + Any {
         false
     }
     /// Gives the socket what sending needs and it may lack: a local address.
-    fn prepare_to_send(self: Arc<Self>, _who: &Thread) -> Result<()> {
+    fn prepare_to_send(self: Arc<Self>, _who: &Thread, _what: &Outgoing) -> Result<()> {
         Ok(())
     }
     /// Whether [`Socket::prepare_to_send`] has nothing to do.
@@ -484,11 +490,11 @@ impl FileOps for SocketFile {
             self.socket.common().send_timeout(file.is_nonblocking() || !source.may_wait());
         hooks::socket_sendmsg((self.socket.common(), None))?;
         let who = current();
-        if !self.socket.is_prepared() {
-            self.socket.clone().prepare_to_send(&who)?;
-        }
         let (control, mode) = (Control::default(), SendMode::default());
         let what = Outgoing { to: None, control, timeout, mode };
+        if !self.socket.is_prepared() {
+            self.socket.clone().prepare_to_send(&who, &what)?;
+        }
         let result = self.socket.send(&who, source, what);
         if result == Err(Errno::EPIPE) && self.socket.common().kind != SocketKind::Dgram {
             crate::ipc::signals::broken_pipe();
@@ -503,6 +509,7 @@ impl FileOps for SocketFile {
     fn ioctl(&self, file: &File, command: u32, argument: u64) -> Result<u64> {
         let (to_receive, to_send) = self.socket.queued();
         let common = self.socket.common();
+        let is_unix = common.domain == raw::AF_UNIX;
         let is_netlink = common.domain == raw::AF_NETLINK;
         let value = match command {
             ioctl::FIONREAD | ioctl::TIOCOUTQ if is_netlink => return Err(Errno::ENOTTY),
@@ -511,12 +518,13 @@ impl FileOps for SocketFile {
             {
                 return Err(Errno::EINVAL);
             }
+            ioctl::FIONREAD if is_unix && self.socket.is_listening() => return Err(Errno::EINVAL),
             ioctl::FIONREAD => to_receive,
             ioctl::TIOCOUTQ => to_send,
             SIOCATMARK if common.kind == SocketKind::Stream => {
                 usize::from(self.socket.is_at_mark())
             }
-            SIOCATMARK if common.domain == raw::AF_UNIX => return Err(Errno::EOPNOTSUPP),
+            SIOCATMARK if is_unix => return Err(Errno::EOPNOTSUPP),
             FIOGETOWN | SIOCGPGRP => {
                 let owner = io_signals::owner_number(file);
                 return UserPtr::<i32>::new(argument).write(&owner).map(|()| 0);

@@ -29,6 +29,8 @@ const BPF_EXTENSIONS: i32 = 64;
 /// The levels of IPv4 and IPv6.
 const IP: u32 = raw::IPPROTO_IP as u32;
 const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
+/// The level of netlink(7).
+const SOL_NETLINK: u32 = 270;
 
 /// `struct timeval` (gettimeofday(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
@@ -69,8 +71,12 @@ pub mod sender {
 /// Whether an option of fewer bytes than a number's is read at all: of IPv4, which has some of one
 /// byte, and texts of TCP.
 fn takes_few_bytes(level: u32, name: u32) -> bool {
-    const NUMBERS_ONLY: [u32; 3] =
-        [raw::IPPROTO_IPV6 as u32, raw::IPPROTO_UDP as u32, raw::IPPROTO_UDPLITE as u32];
+    const NUMBERS_ONLY: [u32; 4] = [
+        raw::IPPROTO_IPV6 as u32,
+        raw::IPPROTO_UDP as u32,
+        raw::IPPROTO_UDPLITE as u32,
+        SOL_NETLINK,
+    ];
     match level {
         _ if NUMBERS_ONLY.contains(&level) => false,
         _ if level == raw::IPPROTO_TCP as u32 => {
@@ -115,17 +121,19 @@ pub fn set(
     if has_number && len < size_of::<i32>() {
         return Err(Errno::EINVAL);
     }
-    let is_inet = matches!(socket.common().domain, raw::AF_INET | raw::AF_INET6);
-    if is_inet && check_level(socket.common(), level).is_err() {
+    let domain = socket.common().domain;
+    if domain != raw::AF_UNIX && check_level(socket.common(), level).is_err() {
         return Err(Errno::ENOPROTOOPT);
     }
+    let is_inet = matches!(domain, raw::AF_INET | raw::AF_INET6);
     // Of an option that IPv4 does not have nothing is read.
     if is_inet && level == raw::IPPROTO_IP as u32 && !super::inet::options::is_known_to_ip(name) {
         return Err(Errno::ENOPROTOOPT);
     }
     let mut value = [0; VALUE_MAX];
     let value = &mut value[..len.min(VALUE_MAX)];
-    if len >= size_of::<i32>() || takes_few_bytes(level, name) {
+    let is_read = len >= size_of::<i32>() || takes_few_bytes(level, name);
+    if is_read && len > 0 {
         UserPtr::<u8>::new(address).read_bytes(value)?;
     }
     if level != raw::SOL_SOCKET {
@@ -387,12 +395,13 @@ fn check_level(common: &Common, level: u32) -> Result<()> {
         || match common.domain {
             raw::AF_UNIX => false,
             raw::AF_INET => level == IP || is_own,
-            raw::AF_INET6 => level == IP || level == IPV6 || is_own,
+            raw::AF_INET6 => level == IP && !is_raw || level == IPV6 || is_own,
+            raw::AF_NETLINK => level == SOL_NETLINK,
             _ => true,
         };
     match common.domain {
         _ if is_known => Ok(()),
-        raw::AF_INET6 => Err(Errno::ENOPROTOOPT),
+        raw::AF_INET6 | raw::AF_NETLINK => Err(Errno::ENOPROTOOPT),
         _ => Err(Errno::EOPNOTSUPP),
     }
 }

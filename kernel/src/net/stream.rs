@@ -156,14 +156,17 @@ impl<S> Backlog<S> {
         })
     }
 
-    /// Takes the oldest connection. EINVAL if the socket does not listen, or does no more.
+    /// Takes the oldest connection. EINVAL if the socket does not listen, or does no more, which
+    /// only they are told who would wait.
     pub fn accept(&self, readers: &WaitQueue, timeout: Timeout) -> Result<Arc<S>> {
         let socket = timeout.wait(readers, || {
             if !self.is_listening() {
                 return Some(Err(Errno::EINVAL));
             }
             match self.queue.lock().pop_front() {
-                None if self.is_shut.load(Ordering::SeqCst) => Some(Err(Errno::EINVAL)),
+                None if self.is_shut.load(Ordering::SeqCst) && !timeout.nonblocking => {
+                    Some(Err(Errno::EINVAL))
+                }
                 next => next.map(Ok),
             }
         })?;

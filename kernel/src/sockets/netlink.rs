@@ -21,6 +21,7 @@ use crate::net::channel::{Channel, ReceiveMode, Received};
 use crate::net::inet::interface;
 use crate::net::{Common, Outgoing, Socket, SocketFile, SocketKind, hooks};
 use crate::process::Thread;
+use crate::security::Capability;
 use crate::vfs::File;
 
 /// Longest request that is looked at.
@@ -31,6 +32,8 @@ struct NetlinkSocket {
     common: Common,
     /// Its address: the port id, 0 before bind(2).
     port: SpinLock<u32>,
+    /// The port that connect(2) named; 0: the kernel's.
+    peer: SpinLock<u32>,
     inbox: Arc<Channel>,
 }
 
@@ -45,7 +48,7 @@ pub fn create(kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
     let common = Common::new(raw::AF_NETLINK, kind, protocol);
     let room = Arc::new(WaitQueue::new());
     let inbox = Channel::new(common.receive_limit(), 64, &common.readers, &room);
-    Ok(Arc::new(NetlinkSocket { common, port: SpinLock::new(0), inbox }))
+    Ok(Arc::new(NetlinkSocket { common, port: SpinLock::new(0), peer: SpinLock::new(0), inbox }))
 }
 
 /// A socket that hears of a message queue (mq_notify(2)).
@@ -90,17 +93,22 @@ impl NetlinkSocket {
     }
 }
 
+/// The port that an address names. EINVAL.
+fn read_port(address: &RawAddress) -> Result<u32> {
+    let bytes = address.bytes();
+    if address.family()? != raw::AF_NETLINK || bytes.len() < NETLINK_BYTES {
+        return Err(Errno::EINVAL);
+    }
+    Ok(u32::from_ne_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]))
+}
+
 impl Socket for NetlinkSocket {
     fn common(&self) -> &Common {
         &self.common
     }
 
     fn bind(self: Arc<Self>, who: &Thread, address: &RawAddress) -> Result<()> {
-        let bytes = address.bytes();
-        if address.family()? != raw::AF_NETLINK || bytes.len() < NETLINK_BYTES {
-            return Err(Errno::EINVAL);
-        }
-        self.bind_to(who, u32::from_ne_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]));
+        self.bind_to(who, read_port(address)?);
         Ok(())
     }
 
@@ -110,10 +118,18 @@ impl Socket for NetlinkSocket {
         address: &RawAddress,
         _timeout: Timeout,
     ) -> Result<()> {
-        if address.family()? != raw::AF_NETLINK {
-            return Err(Errno::EINVAL);
+        if address.family()? == raw::AF_UNSPEC {
+            *self.peer.lock() = 0;
+            return Ok(());
         }
-        self.bind_to(who, 0);
+        let peer = read_port(address)?;
+        if peer != 0 && !who.subject().capable(Capability::NetAdmin) {
+            return Err(Errno::EPERM);
+        }
+        if *self.port.lock() == 0 {
+            self.bind_to(who, 0);
+        }
+        *self.peer.lock() = peer;
         Ok(())
     }
 
@@ -170,7 +186,7 @@ impl Socket for NetlinkSocket {
     }
 
     fn peer_address(&self) -> Result<Address> {
-        Ok(Address::Netlink(0))
+        Ok(Address::Netlink(*self.peer.lock()))
     }
 
     fn poll(&self, table: &mut PollTable) -> u32 {

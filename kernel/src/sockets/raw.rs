@@ -21,7 +21,9 @@ use crate::net::channel::{Channel, Info, ReceiveMode, Received};
 use crate::net::control::{Control, Writer};
 use crate::net::inet::options::IpOptions;
 use crate::net::inet::packet;
-use crate::net::inet::{any_address, destination, read_address, read_to_bind, source_for};
+use crate::net::inet::{
+    any_address, check_broadcast, destination, is_broadcast, read_address, read_to_bind, source_for,
+};
 use crate::net::options::Value;
 use crate::net::{Common, Outgoing, Socket, SocketKind};
 use crate::process::{Thread, current};
@@ -144,10 +146,10 @@ impl RawSocket {
     fn target(&self, named: Option<&RawAddress>) -> Result<IpAddr> {
         let named = match named {
             // A family that is none is taken for the socket's, as on Linux.
-            Some(address) if !self.common.is_v6() && address.family()? == abi_net::AF_UNSPEC => {
-                Some(read_address(&self.common, &address.with_family(abi_net::AF_INET))?.ip())
-            }
             Some(address) => {
+                let is_unknown = address.family()? == abi_net::AF_UNSPEC;
+                let address =
+                    if is_unknown { &address.with_family(self.common.domain) } else { address };
                 let named = read_address(&self.common, address)?;
                 self.check_protocol(named.port())?;
                 Some(named.ip())
@@ -157,6 +159,9 @@ impl RawSocket {
         let to = named.or(*self.peer.lock()).ok_or(Errno::EDESTADDRREQ)?;
         if to.is_ipv4() == self.common.is_v6() {
             return Err(Errno::ENETUNREACH);
+        }
+        if is_broadcast(to) {
+            return check_broadcast(&self.common, *self.local.lock(), to).map(|()| to);
         }
         Ok(destination(SocketAddr::new(to, 0), to.is_ipv4())?.ip())
     }
@@ -235,7 +240,12 @@ impl Socket for RawSocket {
     }
 
     fn connect(self: Arc<Self>, _who: &Thread, address: &RawAddress, _how: Timeout) -> Result<()> {
-        let is_nobody = address.family()? == abi_net::AF_UNSPEC;
+        let family = address.family()?;
+        let is_nobody = family == abi_net::AF_UNSPEC;
+        // Sockets of IPv6 look at the family before the length.
+        if self.common.is_v6() && !is_nobody && family != abi_net::AF_INET6 {
+            return Err(Errno::EAFNOSUPPORT);
+        }
         let peer = if is_nobody { None } else { Some(self.target(Some(address))?) };
         *self.peer.lock() = peer;
         Ok(())
@@ -305,7 +315,7 @@ impl Socket for RawSocket {
 
     fn local_address(&self) -> Address {
         let own = self.local.lock().unwrap_or_else(|| any_address(&self.common));
-        let peer = *self.peer.lock();
+        let peer = self.peer.lock().filter(|_| own.is_unspecified());
         let ip = peer.map_or(own, |peer| source_for(own, peer));
         // The protocol stands where others have a port.
         Address::Inet(SocketAddr::new(ip, self.common.protocol as u16))
@@ -327,7 +337,7 @@ impl Socket for RawSocket {
             mask |= events::RDHUP | if is_mute { events::HUP } else { 0 };
         }
         if self.common.has_error() {
-            mask |= events::ERR | events::READABLE;
+            mask |= self.common.error_events();
         }
         mask
     }

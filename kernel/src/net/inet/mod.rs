@@ -92,6 +92,18 @@ pub fn is_broadcast(ip: IpAddr) -> bool {
     ip == Ipv4Addr::BROADCAST || ip == Ipv4Addr::new(127, 255, 255, 255)
 }
 
+/// Whether all who are on the link can be reached, from the address `own`: that of all links needs
+/// one that is chosen, by an address of this machine's or SO_BINDTODEVICE. ENETUNREACH, and EACCES
+/// without SO_BROADCAST.
+pub fn check_broadcast(common: &Common, own: Option<IpAddr>, to: IpAddr) -> Result<()> {
+    let is_any = |ip: IpAddr| ip.is_unspecified() || ip.is_multicast() || is_broadcast(ip);
+    let is_chosen = own.is_some_and(|own| own.is_ipv4() && !is_any(own));
+    if to == Ipv4Addr::BROADCAST && !is_chosen && !common.is_bound_to_device() {
+        return Err(Errno::ENETUNREACH);
+    }
+    if common.is_inert_on(raw::SO_BROADCAST) { Ok(()) } else { Err(Errno::EACCES) }
+}
+
 /// Where to reach a peer: "any" means the loopback, that of version 4 to a socket that has an
 /// address of that version (`own_is_v4`). ENETUNREACH for what is not this machine.
 pub fn destination(address: SocketAddr, own_is_v4: bool) -> Result<SocketAddr> {
@@ -105,10 +117,11 @@ pub fn destination(address: SocketAddr, own_is_v4: bool) -> Result<SocketAddr> {
     Ok(SocketAddr::new(ip, address.port()))
 }
 
-/// The address a socket speaks from to `to`: its own, or the loopback if it is bound to "any".
+/// The address a socket speaks from to `to`: its own, or the loopback if it is bound to "any" or to
+/// an address that is nobody's own.
 pub fn source_for(own: IpAddr, to: IpAddr) -> IpAddr {
     match to {
-        _ if !own.is_unspecified() && !own.is_multicast() => own,
+        _ if !own.is_unspecified() && !own.is_multicast() && !is_broadcast(own) => own,
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
     }

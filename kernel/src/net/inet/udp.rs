@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 use abi::{Errno, Result, net as raw, udp_option};
@@ -18,7 +18,8 @@ use super::packet::Packet;
 use super::ports::{Binding, Owner, Ports, check_address};
 use super::udplite::Coverage;
 use super::{
-    any_address, destination, is_broadcast, read_address, read_to_bind, shown, source_for,
+    any_address, check_broadcast, destination, is_broadcast, read_address, read_to_bind, shown,
+    source_for,
 };
 use crate::base::counters::{self, Counted};
 use crate::base::io::{Sink, Source};
@@ -160,24 +161,19 @@ impl UdpSocket {
     /// without SO_BROADCAST. ENETUNREACH.
     fn reachable(&self, to: SocketAddr) -> Result<SocketAddr> {
         if is_broadcast(to.ip()) {
-            return self.reach_all(to);
+            let own = self.bound().map(|own| own.ip());
+            return check_broadcast(&self.common, own, to.ip()).map(|()| to);
         }
         let has_way = || self.ip.groups.interface().1 || self.common.is_bound_to_device();
         if to.ip().is_ipv4() && to.ip().is_multicast() && has_way() {
             return Ok(to);
         }
-        let own_is_v4 = self.is_connected_by_v4() || self.bound().is_some_and(|own| own.is_ipv4());
-        destination(to, own_is_v4)
+        destination(to, self.is_of_v4())
     }
 
-    /// As [`UdpSocket::reachable`], of a broadcast address. That of all links needs one that is
-    /// chosen, by the own address or SO_BINDTODEVICE.
-    fn reach_all(&self, to: SocketAddr) -> Result<SocketAddr> {
-        let own = self.bound().is_some_and(|own| own.is_ipv4() && !own.ip().is_unspecified());
-        if to.ip() == Ipv4Addr::BROADCAST && !own && !self.common.is_bound_to_device() {
-            return Err(Errno::ENETUNREACH);
-        }
-        if self.common.is_inert_on(raw::SO_BROADCAST) { Ok(to) } else { Err(Errno::EACCES) }
+    /// Whether its own address is one of IPv4, or the peer's.
+    fn is_of_v4(&self) -> bool {
+        self.is_connected_by_v4() || self.bound().is_some_and(|own| own.is_ipv4())
     }
 
     fn is_connected_by_v4(&self) -> bool {
@@ -261,7 +257,10 @@ impl UdpSocket {
     fn address(&self, len: usize, what: &Outgoing) -> Result<Sending> {
         let named = what.to.as_ref().map(|address| self.whom(address, true)).transpose()?;
         let named_nobody = named.is_some_and(|whom| whom.is_none());
-        let to = named.flatten().or(*self.peer.lock()).ok_or(Errno::EDESTADDRREQ)?;
+        let mut to = named.flatten().or(*self.peer.lock()).ok_or(Errno::EDESTADDRREQ)?;
+        if self.common.is_v6() && to.ip() == Ipv6Addr::UNSPECIFIED && self.is_of_v4() {
+            to.set_ip(Ipv4Addr::LOCALHOST.into());
+        }
         // An address without a family leads by IPv6 to the peer, which may be one of IPv4.
         let is_lost = named_nobody && to.is_ipv4();
         if to.is_ipv4() && self.common.is_v6() && !is_lost {
@@ -335,10 +334,16 @@ impl UdpSocket {
     }
 
     /// EINVAL where a datagram that was begun by IPv6 is gone on with by IPv4; and for an address
-    /// that is none, which a socket of IPv4 does not even look at.
-    fn check_goes_on(&self, begun_to: SocketAddr, what: &Outgoing) -> Result<()> {
-        let Some(address) = what.to.as_ref().filter(|_| self.common.is_v6()) else { return Ok(()) };
-        let is_other = self.whom(address, true)?.is_some_and(|to| to.is_ipv4());
+    /// that is none, which a socket of IPv4 does not even look at. What IPv4 refuses is told first.
+    fn check_goes_on(&self, begun_to: SocketAddr, len: usize, what: &Outgoing) -> Result<()> {
+        if !self.common.is_v6() {
+            return Ok(());
+        }
+        let named = what.to.as_ref().map(|address| self.whom(address, true)).transpose()?;
+        let is_other = named.flatten().is_some_and(|to| to.is_ipv4());
+        if is_other || begun_to.is_ipv4() {
+            check_v4(len, what.mode.urgent)?;
+        }
         if is_other && begun_to.is_ipv6() { Err(Errno::EINVAL) } else { Ok(()) }
     }
 
@@ -358,6 +363,13 @@ impl UdpSocket {
     fn uncork(&self) -> Result<()> {
         let Some((sending, is_to_peer, bytes)) = self.cork.take() else { return Ok(()) };
         self.pass(&mut Source::kernel(&bytes), sending, is_to_peer).map(|_| ())
+    }
+
+    fn bind_if_needed(self: &Arc<Self>, who: &Thread) -> Result<()> {
+        if self.bound().is_none() {
+            self.bind_at(who, SocketAddr::new(any_address(&self.common), 0))?;
+        }
+        Ok(())
     }
 
     fn bind_at(self: &Arc<Self>, who: &Thread, address: SocketAddr) -> Result<SocketAddr> {
@@ -496,7 +508,7 @@ impl Socket for UdpSocket {
             drop(binding);
             return Ok(());
         }
-        self.clone().prepare_to_send(who)?;
+        self.clone().bind_if_needed(who)?;
         let to = self.whom(address, false)?.ok_or(Errno::EINVAL)?;
         if to.is_ipv4() && self.common.is_v6() && self.ip.v6_only() {
             let is_named_so = address.family()? == raw::AF_INET;
@@ -512,11 +524,8 @@ impl Socket for UdpSocket {
         self.bound().is_some()
     }
 
-    fn prepare_to_send(self: Arc<Self>, who: &Thread) -> Result<()> {
-        if self.bound().is_none() {
-            self.bind_at(who, SocketAddr::new(any_address(&self.common), 0))?;
-        }
-        Ok(())
+    fn prepare_to_send(self: Arc<Self>, who: &Thread, _what: &Outgoing) -> Result<()> {
+        self.bind_if_needed(who)
     }
 
     fn send(&self, _who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
@@ -526,7 +535,7 @@ impl Socket for UdpSocket {
         }
         let corks = what.mode.more || self.is_corked.load(Ordering::Relaxed);
         if let Some(to) = self.cork.begun_to() {
-            self.check_goes_on(to, &what)?;
+            self.check_goes_on(to, source.left(), &what)?;
             return self.add_to_cork(source, corks);
         }
         let sending = self.address(source.left(), &what)?;
@@ -601,7 +610,9 @@ impl Socket for UdpSocket {
     fn local_address(&self) -> Address {
         let mut address =
             self.bound().unwrap_or_else(|| SocketAddr::new(any_address(&self.common), 0));
-        if let Some(peer) = *self.peer.lock() {
+        if let Some(peer) = *self.peer.lock()
+            && address.ip().is_unspecified()
+        {
             address.set_ip(source_for(address.ip(), peer.ip()));
         }
         Address::Inet(shown(&self.common, address))
@@ -623,11 +634,8 @@ impl Socket for UdpSocket {
             let is_mute = self.is_mute.load(Ordering::Relaxed);
             mask |= events::RDHUP | if is_mute { events::HUP } else { 0 };
         }
-        if self.common.has_error() {
-            mask |= events::ERR | events::READABLE;
-        }
-        if !self.errors.is_empty() {
-            mask |= events::ERR;
+        if self.common.has_error() || !self.errors.is_empty() {
+            mask |= self.common.error_events();
         }
         mask
     }

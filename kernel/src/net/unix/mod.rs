@@ -219,6 +219,7 @@ impl UnixSocket {
             self.set_default_peer(None);
             return Ok(());
         }
+        address.to_unix()?.ok_or(Errno::EINVAL)?;
         self.autobind_if_wanted()?;
         let peer = self.find_dgram(who, address)?;
         hooks::unix_may_send((who, self, &peer))?;
@@ -261,6 +262,7 @@ impl UnixSocket {
         timeout: Timeout,
     ) -> Result<()> {
         let name = address.to_unix()?.ok_or(Errno::EINVAL)?;
+        self.autobind_if_wanted()?;
         let listener = names::find(who, &name, self.common.kind)?;
         if !listener.backlog.is_listening() {
             return Err(Errno::ECONNREFUSED);
@@ -271,7 +273,6 @@ impl UnixSocket {
         if self.backlog.is_listening() {
             return Err(Errno::EINVAL);
         }
-        self.autobind_if_wanted()?;
         if self.is_connecting.swap(true, Ordering::SeqCst) {
             return Err(Errno::EALREADY);
         }
@@ -358,6 +359,17 @@ impl UnixSocket {
             Err(Errno::EPIPE) if peer.is_closed.load(Ordering::SeqCst) => Err(Errno::ECONNREFUSED),
             result => result,
         }
+    }
+
+    fn poll_listener(&self) -> u32 {
+        let mut mask = if self.backlog.has_pending() { events::READABLE } else { 0 };
+        if self.inbox.is_ended() {
+            mask |= events::READABLE | events::RDHUP;
+            if self.is_mute.load(Ordering::SeqCst) {
+                mask |= events::HUP;
+            }
+        }
+        mask
     }
 
     fn poll_dgram(&self, table: &mut PollTable) -> u32 {
@@ -457,11 +469,19 @@ impl Socket for UnixSocket {
     }
 
     fn is_prepared(&self) -> bool {
-        !self.is_dgram() || !self.wants_credentials()
+        self.common.kind == SocketKind::Stream || !self.wants_credentials()
     }
 
-    fn prepare_to_send(self: Arc<Self>, _who: &Thread) -> Result<()> {
-        self.autobind_if_wanted()
+    fn prepare_to_send(self: Arc<Self>, _who: &Thread, what: &Outgoing) -> Result<()> {
+        // What cannot be sent at all gives no name.
+        let is_good = match &what.to {
+            Some(address) if self.is_dgram() => address.to_unix()?.is_some(),
+            _ => self.is_dgram() || self.link.get().is_some(),
+        };
+        if is_good && !what.mode.urgent && what.control.error.is_none() {
+            self.autobind_if_wanted()?;
+        }
+        Ok(())
     }
 
     fn send(&self, who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
@@ -530,13 +550,23 @@ impl Socket for UnixSocket {
             return Ok(Received { len, full_len: 1, is_urgent: true, ..Received::default() });
         }
         let channel = if self.is_dgram() {
+            if let Some(error) = self.common.take_error() {
+                return Err(error);
+            }
             // Even after shutdown(2): who does not wait does not see the end.
             if how.nonblocking && !self.inbox.has_data() {
-                return Err(self.common.take_error().unwrap_or(Errno::EAGAIN));
+                return Err(Errno::EAGAIN);
             }
             &self.inbox
         } else {
             match self.link.get() {
+                // Messages come after an error, where bytes come before it.
+                Some(link) if self.common.kind != SocketKind::Stream => {
+                    if link.conn.rx.take_reset() {
+                        return Err(Errno::ECONNRESET);
+                    }
+                    &link.conn.rx
+                }
                 Some(link) => &link.conn.rx,
                 None if self.common.kind == SocketKind::Stream => return Err(Errno::EINVAL),
                 None => return Err(Errno::ENOTCONN),
@@ -569,11 +599,15 @@ impl Socket for UnixSocket {
                 }
             }
             // A stream without a peer may be told, too; a listener minds, and poll shows it.
-            None if receive => {
-                self.backlog.shut(&self.common.readers);
-                self.inbox.end();
+            None => {
+                if send {
+                    self.is_mute.store(true, Ordering::SeqCst);
+                }
+                if receive {
+                    self.backlog.shut(&self.common.readers);
+                    self.inbox.end();
+                }
             }
-            None => {}
         }
         Ok(())
     }
@@ -635,13 +669,7 @@ impl Socket for UnixSocket {
         // Between the look above and the registration a connection may have been made.
         match self.link.get() {
             Some(link) => link.conn.poll(&self.common, &mut PollTable::ask()),
-            None if self.backlog.is_listening() => {
-                if self.backlog.has_pending() {
-                    events::READABLE
-                } else {
-                    0
-                }
-            }
+            None if self.backlog.is_listening() => self.poll_listener(),
             None if self.inbox.is_ended() => {
                 super::UNCONNECTED | events::WRBAND | events::READABLE | events::RDHUP
             }
@@ -675,7 +703,7 @@ impl Socket for UnixSocket {
             Some(link) if self.common.kind == SocketKind::Stream => {
                 (link.conn.rx.next_len_with_urgent(), link.conn.tx.used())
             }
-            Some(link) => (link.conn.rx.next_len(), link.conn.tx.used()),
+            Some(link) => (link.conn.rx.messages_len(), link.conn.tx.used()),
             None => (self.inbox.next_len(), self.sent.load(Ordering::Relaxed)),
         }
     }

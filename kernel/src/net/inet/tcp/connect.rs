@@ -11,7 +11,7 @@ use alloc::sync::{Arc, Weak};
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
 
-use abi::{Errno, Result};
+use abi::{Errno, Result, net as raw};
 
 use super::flows;
 use super::link::{self, Link};
@@ -20,9 +20,11 @@ use super::{PORTS, Phase, TcpSocket};
 use crate::base::counters::{self, Counted};
 use crate::base::sync::{Timeout, WaitQueue, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, wake_at};
-use crate::net::hooks;
+use crate::net::address::RawAddress;
 use crate::net::inet::ports::Owner;
 use crate::net::inet::{any_address, destination, source_for};
+use crate::net::{Socket, hooks};
+use crate::process::Thread;
 
 /// Most sockets that wait for one listener (tcp_max_syn_backlog); the SYNs of others are lost.
 const WAITING_MAX: usize = 4096;
@@ -101,6 +103,25 @@ impl TcpSocket {
             return Err(Errno::EINPROGRESS);
         }
         self.wait_for_connection(timeout)
+    }
+
+    /// What a send with MSG_FASTOPEN does first: it connects. There are no cookies, so no data goes
+    /// along with the SYN. EOPNOTSUPP for AF_UNSPEC, EINVAL without an address, else as connect(2).
+    pub(super) fn connect_to_send(
+        &self,
+        who: &Thread,
+        to: Option<&RawAddress>,
+        timeout: Timeout,
+    ) -> Result<()> {
+        match to {
+            Some(address) if address.family() == Ok(raw::AF_UNSPEC) => Err(Errno::EOPNOTSUPP),
+            Some(address) => {
+                hooks::socket_connect((&who.subject(), &self.common, address))?;
+                self.me.upgrade().ok_or(Errno::EPIPE)?.connect(who, address, timeout)
+            }
+            None if self.listens() => Err(Errno::EISCONN),
+            None => self.goes_on_connecting(timeout).unwrap_or(Err(Errno::EINVAL)),
+        }
     }
 
     fn wait_for_connection(&self, timeout: Timeout) -> Result<()> {

@@ -159,6 +159,7 @@ impl TcpSocket {
             Phase::Made(link) | Phase::Linked(link) => Some(Ok(Some(link.clone()))),
             Phase::Trying(_) => None,
             Phase::Failed | Phase::Ended => Some(self.common.take_error().map_or(Ok(None), Err)),
+            Phase::Idle if self.is_listening() => Some(Err(Errno::ENOTCONN)),
             Phase::Idle if self.is_deaf.load(Ordering::Relaxed) => Some(Ok(None)),
             Phase::Idle => Some(Err(self.common.take_error().unwrap_or(Errno::ENOTCONN))),
         })
@@ -302,7 +303,10 @@ impl Socket for TcpSocket {
         self.backlog.is_listening()
     }
 
-    fn send(&self, _who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+    fn send(&self, who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+        if what.mode.connects {
+            self.connect_to_send(who, what.to.as_ref(), what.timeout)?;
+        }
         let link = self.link_to_send(what.timeout)?;
         let check = || match self.common.take_error() {
             Some(error) => Err(error),

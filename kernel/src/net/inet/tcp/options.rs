@@ -15,6 +15,7 @@ use super::state::TcpState;
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, now_ns, wake_at};
 use crate::net::channel::{Channel, SEGMENT_BYTES};
 use crate::net::options::Value;
+use crate::net::stream::BACKLOG_MAX;
 
 /// Numbers of the options (the kernel's header `tcp.h`).
 mod names {
@@ -26,10 +27,14 @@ mod names {
     pub(super) const INFO: u32 = 11;
     pub(super) const QUICKACK: u32 = 12;
     pub(super) const CONGESTION: u32 = 13;
+    pub(super) const FASTOPEN: u32 = 23;
     pub(super) const CC_INFO: u32 = 26;
     pub(super) const ULP: u32 = 31;
     pub(super) const TIMESTAMP: u32 = 24;
     pub(super) const SAVED_SYN: u32 = 28;
+    pub(super) const FASTOPEN_CONNECT: u32 = 30;
+    pub(super) const FASTOPEN_KEY: u32 = 33;
+    pub(super) const FASTOPEN_NO_COOKIE: u32 = 34;
     pub(super) const INQ: u32 = 36;
 }
 
@@ -51,11 +56,11 @@ const RULES: [(u32, i32, Takes); 17] = [
     (names::QUICKACK, 1, Takes::Flag),
     (16, 0, Takes::Range(0, 1)), // TCP_THIN_LINEAR_TIMEOUTS
     (USER_TIMEOUT, 0, Takes::Range(0, i32::MAX)),
-    (23, 0, Takes::Range(0, i32::MAX)),        // TCP_FASTOPEN
+    (names::FASTOPEN, 0, Takes::Range(0, i32::MAX)),
     (25, 0, Takes::Range(i32::MIN, i32::MAX)), // TCP_NOTSENT_LOWAT
     (27, 0, Takes::Range(0, 1)),               // TCP_SAVE_SYN
-    (30, 0, Takes::Range(0, 1)),               // TCP_FASTOPEN_CONNECT
-    (34, 0, Takes::Range(0, 1)),               // TCP_FASTOPEN_NO_COOKIE
+    (names::FASTOPEN_CONNECT, 0, Takes::Range(0, 1)),
+    (names::FASTOPEN_NO_COOKIE, 0, Takes::Range(0, 1)),
     (names::INQ, 0, Takes::Range(0, 1)),
     (names::DEFER_ACCEPT, 0, Takes::Range(i32::MIN, i32::MAX)),
     (names::MAXSEG, 0, Takes::Range(88, 32767)),
@@ -223,7 +228,9 @@ impl TcpSocket {
         let number = match name {
             names::INFO => return Ok(Value::Bytes(self.info().as_bytes().to_vec())),
             names::CONGESTION => return Ok(Value::Bytes(self.tcp.control_name())),
-            names::CC_INFO | names::ULP | names::SAVED_SYN => return Ok(Value::Bytes(Vec::new())),
+            names::CC_INFO | names::ULP | names::SAVED_SYN | names::FASTOPEN_KEY => {
+                return Ok(Value::Bytes(Vec::new()));
+            }
             names::TIMESTAMP => (now_ns() / 1_000_000) as i32,
             names::MAXSEG => match self.link() {
                 Some(_) => SEGMENT_BYTES as i32,
@@ -251,6 +258,7 @@ impl TcpSocket {
         }
         let [a, b, c, d, ..] = *value else { return Err(Errno::EINVAL) };
         let given = i32::from_ne_bytes([a, b, c, d]);
+        self.check_fast_open(name)?;
         let number = match name {
             LINGER2 if given > LINGER2_MAX => LINGER2_MAX,
             LINGER2 if given < 0 => -1,
@@ -261,6 +269,8 @@ impl TcpSocket {
             }
             names::WINDOW_CLAMP if given == 0 => 0,
             names::WINDOW_CLAMP => given.max(WINDOW_MIN),
+            // No more than a listener may have waiting.
+            names::FASTOPEN => take(name, given)?.min(BACKLOG_MAX as i32),
             names::MAXSEG if given == 0 => MAXSEG_FIRST,
             names::DEFER_ACCEPT => rounded_up(given),
             // Only for sockets in repair, which there are none of.
@@ -279,6 +289,21 @@ impl TcpSocket {
             _ => {}
         }
         Ok(())
+    }
+
+    /// What concerns the first packets of a connection is set before there is one. EINVAL.
+    fn check_fast_open(&self, name: u32) -> Result<()> {
+        let state = self.state();
+        let is_early = match name {
+            names::FASTOPEN | names::FASTOPEN_NO_COOKIE => {
+                matches!(state, TcpState::Close | TcpState::Listen)
+            }
+            names::FASTOPEN_CONNECT => state == TcpState::Close,
+            // There is nothing that keys would be for.
+            names::FASTOPEN_KEY => false,
+            _ => true,
+        };
+        if is_early { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
     fn push(&self, wanted: bool) {

@@ -1,0 +1,584 @@
+//! What random programs found of sockets (`differ`): answers that a program can notice, mostly of
+//! calls that fail, and in which order.
+
+use crate::sys::*;
+use crate::{sc, tests};
+
+tests!("found_sockets":
+    connects_and_sends, how_a_first_packet_is_set, netlink_has_its_own_level,
+    what_cannot_be_sent_gives_no_name, names_come_before_the_peers, errors_are_not_data,
+    broken_off_before_messages, options_of_no_length, families_of_raw_sockets,
+    all_messages_count, urgent_by_either_version, who_would_wait_is_told_the_end,
+    to_all_without_a_way, no_ip_for_raw_ipv6, what_a_receive_says_first,
+);
+
+type Address = Vec<u8>;
+
+fn socket(domain: i32, kind: i32, protocol: i32) -> i32 {
+    sc!(SYS_socket, domain, kind, protocol).fd()
+}
+
+fn pair(kind: i32) -> [i32; 2] {
+    let mut pair = [0i32; 2];
+    sc!(SYS_socketpair, AF_UNIX, kind | SOCK_NONBLOCK, 0, pair.as_mut_ptr()).is(0);
+    pair
+}
+
+/// An address of IPv4.
+fn inet(port: u16, ip: [u8; 4]) -> Address {
+    let mut at = vec![AF_INET as u8, 0];
+    at.extend(port.to_be_bytes());
+    at.extend(ip);
+    at.resize(16, 0);
+    at
+}
+
+/// An address of IPv6 whose last bytes are these.
+fn inet6(port: u16, last: &[u8]) -> Address {
+    let mut at = vec![0; 28];
+    at[0] = AF_INET6 as u8;
+    at[2..4].copy_from_slice(&port.to_be_bytes());
+    at[24 - last.len()..24].copy_from_slice(last);
+    at
+}
+
+/// The same address of another family.
+fn of_family(family: i32, mut at: Address) -> Address {
+    at[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+    at
+}
+
+fn unix(name: &str) -> Address {
+    let mut at = vec![AF_UNIX as u8, 0];
+    at.extend(name.as_bytes());
+    at.push(0);
+    at
+}
+
+const LOOPBACK: [u8; 4] = [127, 0, 0, 1];
+const MAPPED: [u8; 6] = [0xff, 0xff, 127, 0, 0, 1];
+
+fn bind(socket: i32, to: &[u8]) -> Res {
+    sc!(SYS_bind, socket, to.as_ptr(), to.len())
+}
+
+fn connect(socket: i32, to: &[u8]) -> Res {
+    sc!(SYS_connect, socket, to.as_ptr(), to.len())
+}
+
+fn send(socket: i32, bytes: &[u8], flags: i32, to: Option<&[u8]>) -> Res {
+    let flags = flags | MSG_NOSIGNAL;
+    let (at, len) = to.map_or((std::ptr::null(), 0), |to| (to.as_ptr(), to.len()));
+    sc!(SYS_sendto, socket, bytes.as_ptr(), bytes.len(), flags, at, len)
+}
+
+/// The same by sendmsg(2).
+fn send_message(socket: i32, bytes: &[u8], flags: i32, to: Option<&[u8]>) -> Res {
+    let (at, len) = to.map_or((std::ptr::null(), 0), |to| (to.as_ptr(), to.len()));
+    let part = iovec { iov_base: bytes.as_ptr() as *mut c_void, iov_len: bytes.len() };
+    let header = [at as usize, len, &raw const part as usize, 1, 0, 0, 0];
+    sc!(SYS_sendmsg, socket, header.as_ptr(), flags | MSG_NOSIGNAL)
+}
+
+fn receive(socket: i32, flags: i32) -> Result<Vec<u8>, i32> {
+    let mut got = [0u8; 64];
+    let flags = flags | MSG_DONTWAIT;
+    let len = sc!(SYS_recvfrom, socket, got.as_mut_ptr(), got.len(), flags, 0, 0)?;
+    Ok(got[..len].to_vec())
+}
+
+fn listen(socket: i32) -> Res {
+    sc!(SYS_listen, socket, 5)
+}
+
+fn accept(socket: i32) -> Res {
+    sc!(SYS_accept, socket, 0, 0)
+}
+
+fn name(socket: i32) -> Address {
+    let (mut name, mut len) = (vec![0u8; 128], 128u32);
+    sc!(SYS_getsockname, socket, name.as_mut_ptr(), &raw mut len).is(0);
+    name.truncate(len as usize);
+    name
+}
+
+fn set(socket: i32, level: i32, option: i32, value: i32) -> Res {
+    sc!(SYS_setsockopt, socket, level, option, &raw const value, 4)
+}
+
+fn get(socket: i32, level: i32, option: i32) -> Result<i32, i32> {
+    let (mut value, mut len) = (0i32, 4u32);
+    sc!(SYS_getsockopt, socket, level, option, &raw mut value, &raw mut len).map(|_| value)
+}
+
+fn told(socket: i32) -> i16 {
+    let mut entry = pollfd { fd: socket, events: !0, revents: 0 };
+    sc!(SYS_poll, &raw mut entry, 1, 0).must();
+    entry.revents & (POLLIN | POLLOUT | POLLPRI | POLLERR | POLLHUP | POLLRDHUP)
+}
+
+fn tcp_listener() -> (i32, Address) {
+    let listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    bind(listener, &inet(0, LOOPBACK)).is(0);
+    sc!(SYS_listen, listener, 100).is(0);
+    (listener, name(listener))
+}
+
+/// MSG_FASTOPEN: a send that connects first, and says what connect(2) says.
+fn connects_and_sends() {
+    let (listener, at) = tcp_listener();
+    let nobody = inet(1, LOOPBACK);
+    for send in [send, send_message] {
+        for flags in [0, SOCK_NONBLOCK] {
+            let tcp = || socket(AF_INET, SOCK_STREAM | flags, 0);
+            let waits = flags == 0;
+            let other = tcp();
+            let fails =
+                |to: Option<&[u8]>, error| send(other, b"ab", MSG_FASTOPEN, to).fails(error);
+            fails(None, EINVAL);
+            fails(Some(&at[..8]), EINVAL);
+            fails(Some(&of_family(AF_UNSPEC, at.clone())), EOPNOTSUPP);
+            fails(Some(&inet6(9, &[1])), EAFNOSUPPORT);
+            listen(other).is(0);
+            fails(Some(&at), EISCONN);
+            fails(None, EISCONN);
+            let first = tcp();
+            if waits {
+                send(first, b"ab", MSG_FASTOPEN, Some(&at)).is(2);
+            } else {
+                send(first, b"ab", MSG_FASTOPEN, Some(&at)).fails(EINPROGRESS);
+                send(first, b"ab", MSG_FASTOPEN, Some(&at)).is(2);
+            }
+            send(first, b"ab", MSG_FASTOPEN, Some(&at)).fails(EISCONN);
+            send(first, b"ab", MSG_FASTOPEN, None).fails(EISCONN);
+            send(first, b"c", 0, None).is(1);
+            let served = accept(listener).fd();
+            assert_eq!(read(served, 3), b"abc");
+            let refused = tcp();
+            if !waits {
+                send(refused, b"ab", MSG_FASTOPEN, Some(&nobody)).fails(EINPROGRESS);
+            }
+            send(refused, b"ab", MSG_FASTOPEN, Some(&nobody)).fails(ECONNREFUSED);
+            for socket in [other, first, served, refused] {
+                close(socket);
+            }
+        }
+    }
+    // It means nothing to datagrams.
+    let udp = socket(AF_INET, SOCK_DGRAM, 0);
+    send(udp, b"ab", MSG_FASTOPEN, Some(&inet(9, LOOPBACK))).is(2);
+}
+
+/// TCP_FASTOPEN and its relatives belong to the time before the connection.
+fn how_a_first_packet_is_set() {
+    let (_listener, at) = tcp_listener();
+    let tcp = socket(AF_INET, SOCK_STREAM, 0);
+    for (option, value) in [(TCP_FASTOPEN, 5), (TCP_FASTOPEN_CONNECT, 1), (NO_COOKIE, 1)] {
+        set(tcp, IPPROTO_TCP, option, -1).fails(EINVAL);
+        set(tcp, IPPROTO_TCP, option, value).is(0);
+        assert_eq!(get(tcp, IPPROTO_TCP, option), Ok(value));
+    }
+    set(tcp, IPPROTO_TCP, TCP_FASTOPEN_KEY, 1).fails(EINVAL);
+    set(tcp, IPPROTO_TCP, NO_COOKIE, 0).is(0);
+    connect(tcp, &at).is(0);
+    send(tcp, b"ab", 0, None).is(2);
+    for option in [TCP_FASTOPEN, TCP_FASTOPEN_CONNECT, NO_COOKIE] {
+        set(tcp, IPPROTO_TCP, option, 1).fails(EINVAL);
+    }
+    let listener = socket(AF_INET, SOCK_STREAM, 0);
+    listen(listener).is(0);
+    set(listener, IPPROTO_TCP, TCP_FASTOPEN, 5).is(0);
+    set(listener, IPPROTO_TCP, NO_COOKIE, 0).is(0);
+    set(listener, IPPROTO_TCP, TCP_FASTOPEN_CONNECT, 0).fails(EINVAL);
+}
+
+const NO_COOKIE: i32 = 34;
+
+/// netlink(7): a socket is disconnected by AF_UNSPEC, and has options of one level only.
+fn netlink_has_its_own_level() {
+    let netlink = socket(AF_NETLINK, SOCK_RAW, 0);
+    connect(netlink, &[0]).fails(EINVAL);
+    connect(netlink, &inet(1, LOOPBACK)).fails(EINVAL);
+    let kernel = of_family(AF_NETLINK, vec![0; 12]);
+    connect(netlink, &kernel[..8]).fails(EINVAL);
+    connect(netlink, &[0; 2]).is(0);
+    connect(netlink, &[0; 16]).is(0);
+    assert_eq!(name(netlink), kernel);
+    connect(netlink, &kernel).is(0);
+    let bound = name(netlink);
+    assert_ne!(bound, kernel);
+    let mut other = kernel.clone();
+    other[4] = 5;
+    connect(netlink, &other).is(0);
+    let (mut peer, mut len) = ([0u8; 12], 12u32);
+    let mut peer = || {
+        sc!(SYS_getpeername, netlink, peer.as_mut_ptr(), &raw mut len).is(0);
+        peer.to_vec()
+    };
+    assert_eq!(peer(), other);
+    connect(netlink, &[0; 16]).is(0);
+    assert_eq!((peer(), name(netlink)), (kernel, bound));
+    for level in [0, 6, 41, 17, 255] {
+        sc!(SYS_getsockopt, netlink, level, 1, 8, 8).fails(ENOPROTOOPT);
+        sc!(SYS_setsockopt, netlink, level, 1, 8, 4).fails(ENOPROTOOPT);
+        sc!(SYS_setsockopt, netlink, level, 1, 8, -1i32).fails(EINVAL);
+    }
+    let mut value = 0i32;
+    sc!(SYS_getsockopt, netlink, SOL_NETLINK, 99, &raw mut value, 8).fails(EFAULT);
+    sc!(SYS_setsockopt, netlink, SOL_NETLINK, 99, 8, 4).fails(EFAULT);
+    sc!(SYS_setsockopt, netlink, SOL_NETLINK, 99, 8, 2).fails(ENOPROTOOPT);
+}
+
+/// A unix socket that wants to tell who sends gets a name by the first send that could succeed.
+fn what_cannot_be_sent_gives_no_name() {
+    for option in [SO_PASSCRED, 76] {
+        let dgram = || {
+            let socket = socket(AF_UNIX, SOCK_DGRAM, 0);
+            set(socket, SOL_SOCKET, option, 1).is(0);
+            socket
+        };
+        let nobody = unix("found-nobody");
+        let sends: [(i32, Option<&[u8]>, i32, bool); 6] = [
+            (MSG_OOB, None, EOPNOTSUPP, false),
+            (MSG_OOB, Some(&nobody), EOPNOTSUPP, false),
+            (0, Some(&inet(1, LOOPBACK)), EINVAL, false),
+            (0, Some(&nobody[..1]), EINVAL, false),
+            (0, Some(&nobody[..2]), EINVAL, false),
+            (0, Some(&nobody), ENOENT, true),
+        ];
+        for send in [send, send_message] {
+            for (flags, to, error, is_named) in sends {
+                let socket = dgram();
+                send(socket, b"a", flags, to).fails(error);
+                assert_eq!(name(socket).len() > 2, is_named, "{flags:#x} {error}");
+            }
+        }
+        let [a, _b] = pair(SOCK_SEQPACKET);
+        set(a, SOL_SOCKET, option, 1).is(0);
+        send(a, b"a", MSG_OOB, None).fails(EOPNOTSUPP);
+        assert_eq!(name(a).len(), 2);
+        send(a, b"a", 0, None).is(1);
+        assert!(name(a).len() > 2);
+        let [a, _b] = pair(SOCK_STREAM);
+        set(a, SOL_SOCKET, option, 1).is(0);
+        send(a, b"a", 0, None).is(1);
+        assert_eq!(name(a).len(), 2);
+    }
+}
+
+/// The same by connect(2), whoever is looked for.
+fn names_come_before_the_peers() {
+    let nobody = unix("found-nobody");
+    for option in [SO_PASSCRED, 76] {
+        for kind in [SOCK_STREAM, SOCK_SEQPACKET, SOCK_DGRAM] {
+            let new = || {
+                let socket = socket(AF_UNIX, kind, 0);
+                set(socket, SOL_SOCKET, option, 1).is(0);
+                socket
+            };
+            for odd in [inet(1, LOOPBACK), nobody[..1].to_vec(), nobody[..2].to_vec()] {
+                let socket = new();
+                connect(socket, &odd).fails(EINVAL);
+                assert_eq!(name(socket).len(), 2);
+            }
+            let other = new();
+            connect(other, &nobody).fails(ENOENT);
+            assert!(name(other).len() > 2);
+            if kind != SOCK_DGRAM {
+                listen(other).is(0);
+            }
+            let [connected, _peer] = pair(kind);
+            set(connected, SOL_SOCKET, option, 1).is(0);
+            connect(connected, &nobody).fails(ENOENT);
+            assert!(name(connected).len() > 2);
+        }
+    }
+}
+
+/// poll(2) tells of data only where there is some; an error is something else.
+fn errors_are_not_data() {
+    let addresses = [(AF_INET, inet(9, LOOPBACK)), (AF_INET6, inet6(9, &[1]))];
+    for (domain, nobody) in addresses {
+        for queues in [0, 1] {
+            let udp = socket(domain, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+            connect(udp, &nobody).is(0);
+            let (level, option) = match domain {
+                AF_INET => (IPPROTO_IP, IP_RECVERR),
+                _ => (IPPROTO_IPV6, IPV6_RECVERR),
+            };
+            set(udp, level, option, queues).is(0);
+            send(udp, b"a", 0, None).is(1);
+            until(|| told(udp) & POLLERR != 0);
+            assert_eq!(told(udp), POLLOUT | POLLERR);
+            set(udp, SOL_SOCKET, SO_SELECT_ERR_QUEUE, 1).is(0);
+            assert_eq!(told(udp), POLLOUT | POLLERR | POLLPRI);
+            set(udp, SOL_SOCKET, SO_SELECT_ERR_QUEUE, 0).is(0);
+            assert_eq!(get(udp, SOL_SOCKET, SO_ERROR), Ok(ECONNREFUSED));
+            let left = if queues == 1 { POLLERR } else { 0 };
+            assert_eq!(told(udp), POLLOUT | left);
+            sc!(SYS_shutdown, udp, SHUT_RD).is(0);
+            assert_eq!(told(udp), POLLOUT | left | POLLIN | POLLRDHUP);
+        }
+    }
+}
+
+/// Who sent what the peer never read hears of it before messages, but after bytes of a stream.
+fn broken_off_before_messages() {
+    let reset = Err(ECONNRESET);
+    let data = Ok(b"data".to_vec());
+    for kind in [SOCK_STREAM, SOCK_SEQPACKET] {
+        for flags in [0, MSG_PEEK] {
+            let [a, b] = pair(kind);
+            send(a, b"unread", 0, None).is(6);
+            send(b, b"data", 0, None).is(4);
+            close(b);
+            let expected = match kind {
+                SOCK_STREAM if flags == 0 => [&data, &reset],
+                SOCK_STREAM => [&data, &data],
+                _ => [&reset, &data],
+            };
+            assert_eq!([&receive(a, flags), &receive(a, 0)], expected);
+        }
+    }
+    let [a, b] = pair(SOCK_DGRAM);
+    send(a, b"unread", 0, None).is(6);
+    send(b, b"data", 0, None).is(4);
+    connect(b, &[0; 16]).is(0);
+    assert_eq!([receive(a, 0), receive(a, 0)], [reset, data]);
+    // A closed peer is no error of datagrams.
+    let [a, b] = pair(SOCK_DGRAM);
+    send(a, b"unread", 0, None).is(6);
+    send(b, b"data", 0, None).is(4);
+    close(b);
+    assert_eq!(receive(a, 0), Ok(b"data".to_vec()));
+}
+
+/// Of an option without length nothing is read, wherever it should be.
+fn options_of_no_length() {
+    let (v4, v6) = (AF_INET, AF_INET6);
+    let (tcp, udp) = (SOCK_STREAM, SOCK_DGRAM);
+    let sockets = [(v4, tcp, 0), (v4, udp, 0), (v4, SOCK_RAW, 1), (v6, tcp, 0), (v6, udp, 0)];
+    let mut odd = Vec::new();
+    let mut check = |(domain, kind, protocol): (i32, i32, i32), level: i32, name: i32, error| {
+        let socket = socket(domain, kind, protocol);
+        let result = sc!(SYS_setsockopt, socket, level, name, !0usize << 47, 0);
+        close(socket);
+        if result.err().unwrap_or(0) != error {
+            odd.push((domain, kind, level, name, result, error));
+        }
+    };
+    for of in sockets {
+        let (domain, kind, _) = of;
+        for name in [1, 4, 6, 7, 8, 10, 11, 12, 13, 18, 20, 23, 24, 26] {
+            check(of, IPPROTO_IP, name, 0);
+        }
+        for name in (37..=48).chain([2, 15, 19, 21, 32, 33, 34, 49, 50, 51]) {
+            check(of, IPPROTO_IP, name, EINVAL);
+        }
+        for name in (27..=31).chain([0, 9, 14, 52, 53, 70]) {
+            check(of, IPPROTO_IP, name, ENOPROTOOPT);
+        }
+        check(of, IPPROTO_IP, IP_RECVFRAGSIZE, if kind == tcp { EINVAL } else { 0 });
+        check(of, IPPROTO_IP, IP_HDRINCL, if kind == SOCK_RAW { 0 } else { ENOPROTOOPT });
+        check(of, IPPROTO_IP, IP_ADD_MEMBERSHIP, if kind == tcp { EPROTO } else { EINVAL });
+        check(of, SOL_SOCKET, SO_BINDTODEVICE, 0);
+        check(of, SOL_SOCKET, SO_REUSEADDR, EINVAL);
+        match kind {
+            SOCK_STREAM => (0..45).for_each(|name| check(of, IPPROTO_TCP, name, EINVAL)),
+            SOCK_DGRAM => (0..12).for_each(|name| check(of, IPPROTO_UDP, name, EINVAL)),
+            _ => {}
+        }
+        if domain == v4 {
+            check(of, IPPROTO_IPV6, IPV6_V6ONLY, ENOPROTOOPT);
+            continue;
+        }
+        for name in [54, 57, 59, 62, 70, 77] {
+            check(of, IPPROTO_IPV6, name, 0);
+        }
+        let numbers =
+            [1, 2, 3, 4, 5, 8, 11, 16, 19, 20, 21, 23, 24, 25, 26, 29, 30, 31, 33, 49, 50];
+        for name in numbers.into_iter().chain([51, 53, 56, 58, 60, 66, 67, 72, 73, 74, 75, 76, 78])
+        {
+            check(of, IPPROTO_IPV6, name, EINVAL);
+        }
+        for name in [0, 9, 10, 12, 13, 14, 15, 61, 63, 71, 79, 83] {
+            check(of, IPPROTO_IPV6, name, ENOPROTOOPT);
+        }
+    }
+    assert_eq!(odd, []);
+}
+
+/// Raw sockets of IPv6 that are connected look at the family before the length; a family that is
+/// none is theirs where they send.
+fn families_of_raw_sockets() {
+    let raw = socket(AF_INET6, SOCK_RAW | SOCK_NONBLOCK, IPPROTO_UDP);
+    connect(raw, &[1]).fails(EINVAL);
+    for other in [unix("sock")[..7].to_vec(), vec![1, 0], inet(0, LOOPBACK), vec![16, 0, 0]] {
+        connect(raw, &other).fails(EAFNOSUPPORT);
+    }
+    connect(raw, &inet6(0, &[1])[..23]).fails(EINVAL);
+    connect(raw, &inet6(0, &[1])).is(0);
+    connect(raw, &[0; 2]).is(0);
+    send(raw, &[0; 40], 0, Some(&inet(0, LOOPBACK))).fails(EINVAL);
+    send(raw, &[0; 40], 0, Some(&of_family(AF_UNIX, vec![0; 28]))).fails(EAFNOSUPPORT);
+    send(raw, &[0; 40], 0, Some(&of_family(AF_UNSPEC, inet6(0, &[1])))).is(40);
+    let raw = socket(AF_INET, SOCK_RAW | SOCK_NONBLOCK, IPPROTO_UDP);
+    connect(raw, &unix("sock")[..7]).fails(EINVAL);
+    connect(raw, &inet6(0, &[1])).fails(EAFNOSUPPORT);
+}
+
+/// SIOCINQ counts all messages of a connection, and one datagram.
+fn all_messages_count() {
+    for (kind, expected) in [(SOCK_STREAM, 12), (SOCK_SEQPACKET, 12), (SOCK_DGRAM, 5)] {
+        let [a, b] = pair(kind);
+        let unread = |socket: i32| {
+            let mut unread = 0i32;
+            sc!(SYS_ioctl, socket, FIONREAD, &raw mut unread).map(|_| unread)
+        };
+        for message in [&b"first"[..], b"", b"another"] {
+            send(a, message, 0, None).is(message.len());
+        }
+        assert_eq!(unread(b), Ok(expected));
+        if kind != SOCK_DGRAM {
+            let listener = socket(AF_UNIX, kind, 0);
+            assert_eq!(unread(listener), Ok(0));
+            bind(listener, &[1, 0]).is(0);
+            listen(listener).is(0);
+            assert_eq!(unread(listener), Err(EINVAL));
+        }
+    }
+}
+
+/// IPv4 has no urgent datagrams, also of a socket of IPv6, whose own know nothing of them.
+fn urgent_by_either_version() {
+    let (v4, mapped, v6) = (inet(9, LOOPBACK), inet6(9, &MAPPED), inet6(9, &[1]));
+    for to in [&v4, &mapped] {
+        for send in [send, send_message] {
+            let udp = || socket(AF_INET6, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+            let other = udp();
+            send(other, b"a", MSG_OOB, Some(to)).fails(EOPNOTSUPP);
+            connect(other, to).is(0);
+            send(other, b"a", MSG_OOB, None).fails(EOPNOTSUPP);
+            send(other, b"", MSG_OOB, None).fails(EOPNOTSUPP);
+            let begun = udp();
+            send(begun, b"a", MSG_MORE, Some(to)).is(1);
+            send(begun, b"a", MSG_OOB, Some(to)).fails(EOPNOTSUPP);
+            send(begun, b"a", MSG_OOB, None).fails(EOPNOTSUPP);
+            let begun = udp();
+            send(begun, b"a", MSG_MORE, Some(&v6)).is(1);
+            send(begun, b"a", MSG_OOB, Some(to)).fails(EOPNOTSUPP);
+            send(begun, b"a", 0, Some(to)).fails(EINVAL);
+        }
+    }
+    let udp = socket(AF_INET6, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+    send(udp, b"a", MSG_OOB, Some(&v6)).is(1);
+    let bound = socket(AF_INET6, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+    bind(bound, &inet6(0, &MAPPED)).is(0);
+    send(bound, b"a", MSG_OOB, Some(&inet6(9, &[]))).fails(EOPNOTSUPP);
+}
+
+/// A listener that is shut down gives those who came before; then only who would wait hears that
+/// nobody comes. A stream that was shut down and listens receives nothing.
+fn who_would_wait_is_told_the_end() {
+    for kind in [SOCK_STREAM, SOCK_SEQPACKET] {
+        for (how, told_then) in [(SHUT_RD, 0), (SHUT_WR, 0), (SHUT_RDWR, POLLHUP)] {
+            let (reads, listener) = (how != SHUT_WR, socket(AF_UNIX, kind | SOCK_NONBLOCK, 0));
+            bind(listener, &[1, 0]).is(0);
+            listen(listener).is(0);
+            connect(socket(AF_UNIX, kind, 0), &name(listener)).is(0);
+            sc!(SYS_shutdown, listener, how).is(0);
+            let end = if reads { POLLIN | POLLRDHUP } else { 0 };
+            assert_eq!(told(listener), POLLIN | end | told_then);
+            accept(listener).must();
+            accept(listener).fails(EAGAIN);
+            assert_eq!(told(listener), end | told_then);
+            if reads {
+                sc!(SYS_fcntl, listener, F_SETFL, 0).is(0);
+                accept(listener).fails(EINVAL);
+                connect(socket(AF_UNIX, kind, 0), &name(listener)).fails(ECONNREFUSED);
+            }
+        }
+    }
+}
+
+/// All who are on all links cannot be reached where no link is chosen, and nobody may reach those
+/// of one without having asked for it.
+fn to_all_without_a_way() {
+    in_child(|| {
+        if !is_limen() {
+            sc!(SYS_unshare, CLONE_NEWNET).is(0);
+        }
+        for (kind, protocol) in [(SOCK_DGRAM, 0), (SOCK_RAW, IPPROTO_UDP)] {
+            for own in [None, Some([0; 4]), Some([255; 4])] {
+                let socket = socket(AF_INET, kind | SOCK_NONBLOCK, protocol);
+                own.map_or(Ok(0), |own| bind(socket, &inet(0, own))).is(0);
+                let all = inet(9, [255; 4]);
+                connect(socket, &all).fails(ENETUNREACH);
+                send(socket, &[0; 20], 0, Some(&all)).fails(ENETUNREACH);
+                send_message(socket, &[0; 20], 0, Some(&all)).fails(ENETUNREACH);
+            }
+        }
+    });
+    for (kind, protocol) in [(SOCK_DGRAM, 0), (SOCK_RAW, IPPROTO_UDP)] {
+        let socket = socket(AF_INET, kind | SOCK_NONBLOCK, protocol);
+        let all = inet(9, [127, 255, 255, 255]);
+        connect(socket, &all).fails(EACCES);
+        send(socket, &[0; 20], 0, Some(&all)).fails(EACCES);
+        set(socket, SOL_SOCKET, SO_BROADCAST, 1).is(0);
+        connect(socket, &all).is(0);
+        send(socket, &[0; 20], 0, None).is(20);
+    }
+    // What stands for many is shown as the own name, and nothing is sent from it.
+    let (sender, receiver) = (socket(AF_INET, SOCK_DGRAM, 0), socket(AF_INET, SOCK_DGRAM, 0));
+    bind(sender, &inet(0, [127, 255, 255, 255])).is(0);
+    bind(receiver, &inet(0, LOOPBACK)).is(0);
+    connect(sender, &name(receiver)).is(0);
+    assert_eq!(name(sender)[4..8], [127, 255, 255, 255]);
+    send(sender, b"a", 0, None).is(1);
+    let (mut got, mut from, mut len) = ([0u8; 8], [0u8; 16], 16u32);
+    let (got, at) = (got.as_mut_ptr(), from.as_mut_ptr());
+    sc!(SYS_recvfrom, receiver, got, 8, 0, at, &raw mut len).is(1);
+    assert_eq!(from[4..8], LOOPBACK);
+}
+
+/// Raw sockets of IPv6 have no options of IPv4.
+fn no_ip_for_raw_ipv6() {
+    for protocol in [IPPROTO_UDP, IPPROTO_ICMPV6] {
+        let raw = socket(AF_INET6, SOCK_RAW, protocol);
+        for option in (0..56).chain([64, 100]) {
+            set(raw, IPPROTO_IP, option, 1).fails(ENOPROTOOPT);
+            sc!(SYS_setsockopt, raw, IPPROTO_IP, option, 8, 4).fails(ENOPROTOOPT);
+            sc!(SYS_setsockopt, raw, IPPROTO_IP, option, 8, 0).fails(ENOPROTOOPT);
+            assert_eq!(get(raw, IPPROTO_IP, option), Err(ENOPROTOOPT));
+            sc!(SYS_getsockopt, raw, IPPROTO_IP, option, 8, 8).fails(ENOPROTOOPT);
+        }
+    }
+}
+
+/// A length that is negative is told only when an address is to be stored.
+fn what_a_receive_says_first() {
+    let (mut got, mut from) = ([0u8; 16], [0u8; 16]);
+    let mut receive = |socket: i32| {
+        let mut len = -1i32;
+        let (got, at, len) = (got.as_mut_ptr(), from.as_mut_ptr(), &raw mut len);
+        sc!(SYS_recvfrom, socket, got, 16, MSG_DONTWAIT, at, len)
+    };
+    receive(socket(AF_INET, SOCK_DGRAM, 0)).fails(EAGAIN);
+    receive(socket(AF_NETLINK, SOCK_DGRAM, 0)).fails(EAGAIN);
+    receive(socket(AF_UNIX, SOCK_SEQPACKET, 0)).fails(ENOTCONN);
+    for domain in [AF_INET, AF_INET6] {
+        let tcp = socket(domain, SOCK_STREAM, 0);
+        receive(tcp).fails(ENOTCONN);
+        sc!(SYS_shutdown, tcp, SHUT_RD).fails(ENOTCONN);
+        receive(tcp).fails(EINVAL);
+        listen(tcp).is(0);
+        receive(tcp).fails(ENOTCONN);
+    }
+    for kind in [SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET] {
+        let [a, b] = pair(kind);
+        receive(b).fails(EAGAIN);
+        send(a, b"lost", 0, None).is(4);
+        receive(b).fails(EINVAL);
+        receive(b).fails(EAGAIN);
+    }
+}
