@@ -406,6 +406,14 @@ fn options_of_no_length() {
         }
     }
     assert_eq!(odd, []);
+    // Nor of what concerns groups and is too short.
+    for kind in [tcp, udp] {
+        let socket = socket(v4, kind, 0);
+        for name in 37..=48 {
+            sc!(SYS_setsockopt, socket, IPPROTO_IP, name, 8, 1).fails(EINVAL);
+        }
+        sc!(SYS_setsockopt, socket, IPPROTO_IP, IP_TTL, 8, 1).fails(EFAULT);
+    }
 }
 
 /// Raw sockets of IPv6 that are connected look at the family before the length; a family that is

@@ -68,9 +68,9 @@ pub mod sender {
     pub const PROCESS: u32 = 1 << 1;
 }
 
-/// Whether an option of fewer bytes than a number's is read at all: of IPv4, which has some of one
-/// byte, and texts of TCP.
-fn takes_few_bytes(level: u32, name: u32) -> bool {
+/// Whether an option of so few bytes is read at all: of IPv4 one byte may be a number, but groups
+/// have their lengths; elsewhere only texts of TCP are shorter than a number.
+fn reads(level: u32, name: u32, len: usize) -> bool {
     const NUMBERS_ONLY: [u32; 4] = [
         raw::IPPROTO_IPV6 as u32,
         raw::IPPROTO_UDP as u32,
@@ -78,6 +78,8 @@ fn takes_few_bytes(level: u32, name: u32) -> bool {
         SOL_NETLINK,
     ];
     match level {
+        IP => len >= super::inet::groups::least_bytes(name),
+        _ if len >= size_of::<i32>() => true,
         _ if NUMBERS_ONLY.contains(&level) => false,
         _ if level == raw::IPPROTO_TCP as u32 => {
             matches!(name, raw::TCP_CONGESTION | raw::TCP_ULP | raw::TCP_FASTOPEN_KEY)
@@ -132,8 +134,7 @@ pub fn set(
     }
     let mut value = [0; VALUE_MAX];
     let value = &mut value[..len.min(VALUE_MAX)];
-    let is_read = len >= size_of::<i32>() || takes_few_bytes(level, name);
-    if is_read && len > 0 {
+    if len > 0 && reads(level, name, len) {
         UserPtr::<u8>::new(address).read_bytes(value)?;
     }
     if level != raw::SOL_SOCKET {

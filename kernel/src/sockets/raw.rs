@@ -232,7 +232,8 @@ impl Socket for RawSocket {
         if self.peer.lock().is_some() {
             return Err(Errno::EINVAL);
         }
-        if !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast() {
+        let is_of_many = ip.is_multicast() || is_broadcast(ip);
+        if !ip.is_unspecified() && !ip.is_loopback() && !is_of_many {
             return Err(Errno::EADDRNOTAVAIL);
         }
         *self.local.lock() = Some(ip);

@@ -109,6 +109,8 @@ fn stored_address(level: u32, value: &[u8], at: usize) -> Result<IpAddr> {
     }
 }
 
+/// Bytes of `struct ipv6_mreq`.
+const MEMBERSHIP_6: usize = 20;
 /// Bytes of `struct group_req` and `struct group_source_req`.
 const GROUP_REQUEST: usize = 136;
 const SOURCE_REQUEST: usize = 264;
@@ -120,6 +122,25 @@ fn of_source(name: u32) -> fn(IpAddr, IpAddr) -> Request {
         raw::IP_DROP_SOURCE_MEMBERSHIP | raw::MCAST_LEAVE_SOURCE_GROUP => Request::LeaveSource,
         raw::IP_BLOCK_SOURCE | raw::MCAST_BLOCK_SOURCE => Request::Block,
         _ => Request::Unblock,
+    }
+}
+
+/// Bytes that an option of IPv4 about groups has at least: of fewer nothing is read.
+pub(crate) fn least_bytes(name: u32) -> usize {
+    match name {
+        raw::IP_ADD_MEMBERSHIP | raw::IP_DROP_MEMBERSHIP => 8,
+        raw::IP_ADD_SOURCE_MEMBERSHIP
+        | raw::IP_DROP_SOURCE_MEMBERSHIP
+        | raw::IP_BLOCK_SOURCE
+        | raw::IP_UNBLOCK_SOURCE => 12,
+        raw::IP_MSFILTER => 16,
+        raw::MCAST_JOIN_GROUP | raw::MCAST_LEAVE_GROUP => GROUP_REQUEST,
+        raw::MCAST_JOIN_SOURCE_GROUP
+        | raw::MCAST_LEAVE_SOURCE_GROUP
+        | raw::MCAST_BLOCK_SOURCE
+        | raw::MCAST_UNBLOCK_SOURCE => SOURCE_REQUEST,
+        raw::MCAST_MSFILTER => 144,
+        _ => 0,
     }
 }
 
@@ -203,13 +224,21 @@ impl Groups {
         if (level, name) == (IP, raw::IP_MULTICAST_IF) {
             return Some(self.set_interface(common, value));
         }
-        let is_stream = common.kind == SocketKind::Stream;
+        // What TCP has no use for is said before what is wrong with it, but for IPv6's lengths.
+        let is_odd_to_tcp = match (level, name) {
+            (IP, raw::IP_ADD_MEMBERSHIP | raw::IP_DROP_MEMBERSHIP) => true,
+            (IPV6, raw::IPV6_ADD_MEMBERSHIP | raw::IPV6_DROP_MEMBERSHIP) => {
+                value.len() >= MEMBERSHIP_6
+            }
+            _ => false,
+        };
+        if is_odd_to_tcp && common.kind == SocketKind::Stream {
+            return Some(Err(Errno::EPROTO));
+        }
         match read_request(level, name, value) {
             Ok(None) => None,
-            Ok(Some(_)) if is_stream => Some(Err(Errno::EPROTO)),
             Ok(Some(request)) => Some(self.apply(request)),
-            // What TCP has no use for is said before what is wrong with it.
-            Err(error) => Some(Err(if is_stream { Errno::EPROTO } else { error })),
+            Err(error) => Some(Err(error)),
         }
     }
 

@@ -223,6 +223,30 @@ fn number(level: u32, name: u32, value: &[u8]) -> Result<i32> {
     }
 }
 
+/// Options that Linux has and that are refused here with ENOPROTOOPT: their lengths are checked,
+/// and extension headers may be said to be none. EINVAL.
+fn refused(level: u32, name: u32, len: usize) -> Option<Result<()>> {
+    const IP: u32 = raw::IPPROTO_IP as u32;
+    const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
+    let is_short = match (level, name) {
+        (IP, raw::IP_MSFILTER | raw::MCAST_MSFILTER) => len < super::groups::least_bytes(name),
+        (
+            IPV6,
+            raw::IPV6_HOPOPTS | raw::IPV6_RTHDRDSTOPTS | raw::IPV6_RTHDR | raw::IPV6_DSTOPTS,
+        ) => {
+            if len == 0 {
+                return Some(Ok(()));
+            }
+            len < size_of::<i32>()
+        }
+        (IPV6, raw::IPV6_ADDRFORM | raw::IPV6_PKTINFO | raw::IPV6_ADDR_PREFERENCES)
+        | (IPV6, raw::IPV6_ROUTER_ALERT | raw::IPV6_FLOWLABEL_MGR | raw::MCAST_MSFILTER)
+        | (IPV6, raw::IPV6_JOIN_ANYCAST | raw::IPV6_LEAVE_ANYCAST) => len < size_of::<i32>(),
+        _ => return None,
+    };
+    Some(Err(if is_short { Errno::EINVAL } else { Errno::ENOPROTOOPT }))
+}
+
 impl IpOptions {
     /// Those of a socket made by accept(2).
     pub(super) fn inherit(&self) -> IpOptions {
@@ -328,6 +352,9 @@ impl IpOptions {
             return Err(Errno::ENOPROTOOPT);
         }
         if let Some(result) = self.groups.set(common, level, name, value) {
+            return result;
+        }
+        if let Some(result) = refused(level, name, value.len()) {
             return result;
         }
         let is_of_datagrams = matches!(name, raw::IPV6_MULTICAST_HOPS | raw::IPV6_MULTICAST_IF);

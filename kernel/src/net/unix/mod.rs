@@ -476,7 +476,8 @@ impl Socket for UnixSocket {
         // What cannot be sent at all gives no name.
         let is_good = match &what.to {
             Some(address) if self.is_dgram() => address.to_unix()?.is_some(),
-            _ => self.is_dgram() || self.link.get().is_some(),
+            _ if self.is_dgram() => true,
+            _ => self.link.get().is_some_and(|link| !link.conn.rx.is_reset()),
         };
         if is_good && !what.mode.urgent && what.control.error.is_none() {
             self.autobind_if_wanted()?;

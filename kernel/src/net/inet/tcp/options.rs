@@ -75,6 +75,8 @@ const LINGER2_MAX: i32 = 120;
 const MAXSEG_FIRST: i32 = 536;
 /// Least window clamp: half of the least receive buffer.
 const WINDOW_MIN: i32 = 1152;
+/// Lengths of one key of cookies, and of two.
+const FASTOPEN_KEYS: [usize; 2] = [16, 32];
 /// Names of congestion controls. There is nothing to control; the name is kept and shown.
 const CONTROLS: [&str; 2] = ["cubic", "reno"];
 /// Length of such a name.
@@ -256,6 +258,10 @@ impl TcpSocket {
         if name == names::ULP {
             return Err(if value.is_empty() { Errno::EINVAL } else { Errno::ENOENT });
         }
+        // There are no cookies, and so no keys of theirs; but what cannot be one is told.
+        if name == names::FASTOPEN_KEY && !FASTOPEN_KEYS.contains(&value.len()) {
+            return Err(Errno::EINVAL);
+        }
         let [a, b, c, d, ..] = *value else { return Err(Errno::EINVAL) };
         let given = i32::from_ne_bytes([a, b, c, d]);
         self.check_fast_open(name)?;
@@ -299,8 +305,6 @@ impl TcpSocket {
                 matches!(state, TcpState::Close | TcpState::Listen)
             }
             names::FASTOPEN_CONNECT => state == TcpState::Close,
-            // There is nothing that keys would be for.
-            names::FASTOPEN_KEY => false,
             _ => true,
         };
         if is_early { Ok(()) } else { Err(Errno::EINVAL) }
