@@ -11,6 +11,7 @@ pub mod errno;
 pub mod kvm;
 pub mod kvm_capabilities;
 pub mod net_layout;
+pub mod option_layout;
 pub mod syscalls;
 pub mod sysv;
 pub mod udp_option;

@@ -78,7 +78,7 @@ fn reads(level: u32, name: u32, len: usize) -> bool {
         SOL_NETLINK,
     ];
     match level {
-        IP => len >= super::inet::groups::least_bytes(name),
+        IP => len >= abi::option_layout::least_bytes(name),
         _ if len >= size_of::<i32>() => true,
         _ if NUMBERS_ONLY.contains(&level) => false,
         _ if level == raw::IPPROTO_TCP as u32 => {

@@ -125,25 +125,6 @@ fn of_source(name: u32) -> fn(IpAddr, IpAddr) -> Request {
     }
 }
 
-/// Bytes that an option of IPv4 about groups has at least: of fewer nothing is read.
-pub(crate) fn least_bytes(name: u32) -> usize {
-    match name {
-        raw::IP_ADD_MEMBERSHIP | raw::IP_DROP_MEMBERSHIP => 8,
-        raw::IP_ADD_SOURCE_MEMBERSHIP
-        | raw::IP_DROP_SOURCE_MEMBERSHIP
-        | raw::IP_BLOCK_SOURCE
-        | raw::IP_UNBLOCK_SOURCE => 12,
-        raw::IP_MSFILTER => 16,
-        raw::MCAST_JOIN_GROUP | raw::MCAST_LEAVE_GROUP => GROUP_REQUEST,
-        raw::MCAST_JOIN_SOURCE_GROUP
-        | raw::MCAST_LEAVE_SOURCE_GROUP
-        | raw::MCAST_BLOCK_SOURCE
-        | raw::MCAST_UNBLOCK_SOURCE => SOURCE_REQUEST,
-        raw::MCAST_MSFILTER => 144,
-        _ => 0,
-    }
-}
-
 /// The request that an option makes; None if it is none of these. The interface has been checked,
 /// after the group.
 fn read_request(level: u32, name: u32, value: &[u8]) -> Result<Option<Request>> {

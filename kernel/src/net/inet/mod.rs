@@ -8,7 +8,7 @@
 
 mod cork;
 mod errors;
-pub mod groups;
+mod groups;
 pub mod interface;
 pub mod options;
 pub mod packet;

@@ -229,7 +229,7 @@ fn refused(level: u32, name: u32, len: usize) -> Option<Result<()>> {
     const IP: u32 = raw::IPPROTO_IP as u32;
     const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
     let is_short = match (level, name) {
-        (IP, raw::IP_MSFILTER | raw::MCAST_MSFILTER) => len < super::groups::least_bytes(name),
+        (IP, raw::IP_MSFILTER | raw::MCAST_MSFILTER) => len < abi::option_layout::least_bytes(name),
         (
             IPV6,
             raw::IPV6_HOPOPTS | raw::IPV6_RTHDRDSTOPTS | raw::IPV6_RTHDR | raw::IPV6_DSTOPTS,

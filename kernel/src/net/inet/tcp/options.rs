@@ -4,7 +4,7 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
-use abi::{Errno, Result, net_layout::TcpInfo};
+use abi::{Errno, Result, net_layout::TcpInfo, option_layout::tcp as names};
 use machine::sync::{Once, SpinLock};
 use zerocopy::IntoBytes;
 
@@ -16,27 +16,6 @@ use crate::base::time::{Deadline, NS_PER_SEC, Timer, now_ns, wake_at};
 use crate::net::channel::{Channel, SEGMENT_BYTES};
 use crate::net::options::Value;
 use crate::net::stream::BACKLOG_MAX;
-
-/// Numbers of the options (the kernel's header `tcp.h`).
-mod names {
-    pub(super) const NODELAY: u32 = 1;
-    pub(super) const MAXSEG: u32 = 2;
-    pub(super) const CORK: u32 = 3;
-    pub(super) const DEFER_ACCEPT: u32 = 9;
-    pub(super) const WINDOW_CLAMP: u32 = 10;
-    pub(super) const INFO: u32 = 11;
-    pub(super) const QUICKACK: u32 = 12;
-    pub(super) const CONGESTION: u32 = 13;
-    pub(super) const FASTOPEN: u32 = 23;
-    pub(super) const CC_INFO: u32 = 26;
-    pub(super) const ULP: u32 = 31;
-    pub(super) const TIMESTAMP: u32 = 24;
-    pub(super) const SAVED_SYN: u32 = 28;
-    pub(super) const FASTOPEN_CONNECT: u32 = 30;
-    pub(super) const FASTOPEN_KEY: u32 = 33;
-    pub(super) const FASTOPEN_NO_COOKIE: u32 = 34;
-    pub(super) const INQ: u32 = 36;
-}
 
 /// What setsockopt(2) takes.
 #[derive(Clone, Copy)]
