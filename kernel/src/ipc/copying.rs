@@ -51,7 +51,8 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     }
     // Where nothing is to be moved, nothing need be able to; but from a stream only into a pipe.
     let gives = gives_data(&from.file);
-    if let Some(pipe) = pipe::of(&output).filter(|_| is_stream && gives && count > 0) {
+    let into = pipe::of(&output);
+    if let Some(pipe) = into.filter(|_| is_stream && gives && count > 0) {
         // A stream can only be moved into a pipe, as by splice(2).
         if pipe::of(&from.file).is_some() {
             return Err(Errno::EINVAL);
@@ -59,12 +60,11 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
         pipe.wait_writable(output.is_nonblocking())?;
         return counted(|| fill(&mut from, pipe, &output, count));
     }
-    let is_into_pipe = pipe::of(&output).is_some();
-    if let Some(pipe) = pipe::of(&output).filter(|_| !is_stream) {
+    if let Some(pipe) = into.filter(|_| !is_stream) {
         // Before the file is asked for anything.
         pipe.wait_writable(output.is_nonblocking())?;
     }
-    if is_stream && !is_into_pipe || count > 0 && (is_stream || !gives) {
+    if is_stream && into.is_none() || count > 0 && (is_stream || !gives) {
         return Err(Errno::EINVAL);
     }
     // The same open file may be both: then each side moves its position from where it was.

@@ -278,6 +278,13 @@ impl File {
         if self.can_read { Ok(()) } else { Err(Errno::EBADF) }
     }
 
+    /// What it stands for has been read by it: for the access time, if it leaves one (O_NOATIME).
+    pub fn note_read(&self) {
+        if self.flags() & raw::O_NOATIME == 0 {
+            self.inode().note_read();
+        }
+    }
+
     /// EBADF unless it was opened for writing.
     #[inline(always)]
     pub fn check_writable(&self) -> Result<()> {

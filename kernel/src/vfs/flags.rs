@@ -38,10 +38,11 @@ pub fn of(inode: &dyn Inode) -> Result<u32> {
     if has_flags { Ok(inode.state().flags()) } else { Err(Errno::ENOTTY) }
 }
 
-/// Sets them all. ENOTTY as [`of`]; EPERM for who does not own it, or may not guard it; EOPNOTSUPP
-/// for flags that there are not.
-pub fn set(inode: &dyn Inode, flags: u32, who: &Subject) -> Result<()> {
-    let old = of(inode)?;
+/// Sets them all to what is wanted, or fails with why that cannot be. ENOTTY, before that, as
+/// [`of`]; EPERM for who does not own it, or may not guard it; EOPNOTSUPP for flags that there are
+/// not.
+pub fn set(inode: &dyn Inode, wanted: Result<u32>, who: &Subject) -> Result<()> {
+    let (old, flags) = (of(inode)?, wanted?);
     if !permission::is_owner(&inode.metadata()?, who) {
         return Err(Errno::EPERM);
     }

@@ -420,21 +420,27 @@ impl PageCache {
         index >= self.size().div_ceil(PAGE)
     }
 
+    /// The page, read or made if it is not there. EIO if it is gone each time, or does not come.
     fn get_or_fill(&self, index: u64, for_write: bool, read: bool) -> Result<Frame> {
-        for _ in 0..READS_MAX {
-            match self.pages.lock().look(index) {
+        let reader = self.backend.as_deref().filter(|_| read);
+        for _ in 0..=READS_MAX {
+            let is_missing = match self.pages.lock().look(index) {
                 Look::Single(page) => {
                     page.touch(for_write);
                     return Ok(page.frame.clone());
                 }
                 Look::Huge(frame) => return Ok(frame),
-                Look::Busy => {}
-                Look::Missing => break,
+                Look::Missing => true,
+                Look::Busy => false,
+            };
+            match reader {
+                _ if !is_missing => self.wait_read(index),
+                Some(backend) => self.read_missing(backend, index)?,
+                None => break,
             }
-            self.wait_read(index);
         }
         match &self.backend {
-            Some(backend) if read => self.read_and_get(backend.as_ref(), index, for_write),
+            Some(_) if read => Err(Errno::EIO),
             Some(_) => {
                 let frame = crate::base::reserve::alloc_zeroed()?;
                 Ok(self.get_or_insert(index, frame, used(for_write))?.0)

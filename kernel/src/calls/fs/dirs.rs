@@ -56,9 +56,7 @@ fn list(fd: u64, buffer: u64, count: i32, layout: Layout) -> Result<u64> {
     let next = fill(&file, inode.as_ref(), *position, &mut entries)?;
     UserPtr::<u8>::new(buffer).write_many(&entries.bytes)?;
     *position = next;
-    if file.flags() & raw::O_NOATIME == 0 {
-        inode.note_read();
-    }
+    file.note_read();
     if let Some(location) = &file.location {
         inotify::event(&location.dentry, raw::IN_ACCESS);
     }

@@ -59,7 +59,7 @@ pub(super) fn ioctl(file: &File, command: u32, argument: u64) -> Option<Result<u
             flags::of(file.inode().as_ref()).and_then(tell)
         }
         cmd::FS_IOC_SETFLAGS => {
-            UserPtr::<u32>::new(argument).read().and_then(|flags| set(file, || Ok(flags)))
+            UserPtr::<u32>::new(argument).read().and_then(|flags| set(file, Ok(flags)))
         }
         cmd::FS_IOC_FSGETXATTR => {
             let tell = |flags| UserPtr::new(argument).write(&Extended::of(flags));
@@ -67,19 +67,16 @@ pub(super) fn ioctl(file: &File, command: u32, argument: u64) -> Option<Result<u
         }
         cmd::FS_IOC_FSSETXATTR => {
             let extended = UserPtr::<Extended>::new(argument).read();
-            extended.and_then(|extended| set(file, || extended.plain_flags()))
+            extended.and_then(|extended| set(file, extended.plain_flags()))
         }
         _ => return None,
     };
     if answer == Err(Errno::ENOTTY) { None } else { Some(answer.map(|()| 0)) }
 }
 
-fn set(file: &File, wanted: impl FnOnce() -> Result<u32>) -> Result<()> {
+fn set(file: &File, wanted: Result<u32>) -> Result<()> {
     if let Some(location) = &file.location {
         location.mount.check_writable()?;
     }
-    let inode = file.inode();
-    // What it has none of is told before what they cannot be.
-    flags::of(inode.as_ref())?;
-    flags::set(inode.as_ref(), wanted()?, &current().subject())
+    flags::set(file.inode().as_ref(), wanted, &current().subject())
 }

@@ -24,17 +24,11 @@ struct Word {
 }
 
 impl Word {
-    /// The value, and whether the word is of this process alone. EINVAL for what is no word of 32
-    /// bits.
-    fn check(&self) -> Result<(u32, bool)> {
+    /// Whether the word is of this process alone. EINVAL for what is no word of 32 bits.
+    fn check(&self) -> Result<bool> {
         let private = is_private(self.flags)?;
-        let value = fitting(self.value)?;
-        if self.reserved == 0 { Ok((value, private)) } else { Err(Errno::EINVAL) }
-    }
-
-    fn key(&self) -> Result<FutexKey> {
-        let (_, private) = self.check()?;
-        key_of(self.address, private)
+        fitting(self.value)?;
+        if self.reserved == 0 { Ok(private) } else { Err(Errno::EINVAL) }
     }
 }
 
@@ -93,9 +87,10 @@ pub fn futex_requeue(waiters: u64, flags: u32, wakes: u32, moves: u32) -> Result
         return Err(Errno::EINVAL);
     }
     let [from, to] = UserPtr::<[Word; 2]>::new(waiters).read()?;
-    let ((value, _), _) = (from.check()?, to.check()?);
+    let private = [from.check()?, to.check()?];
     let counts = [requeue::count(wakes)?, requeue::count(moves)?];
-    requeue::requeue(from.address, [from.key()?, to.key()?], counts, Some(value))
+    let keys = [key_of(from.address, private[0])?, key_of(to.address, private[1])?];
+    requeue::requeue(from.address, keys, counts, Some(fitting(from.value)?))
 }
 
 /// futex_waitv(2).
@@ -111,7 +106,8 @@ pub fn futex_waitv(
     }
     let deadline = deadline(timeout_at, clock)?;
     let words = UserPtr::<Word>::new(waiters).read_many(count as usize)?;
-    let keys = words.iter().map(Word::key).collect::<Result<Vec<_>>>()?;
+    let key = |word: &Word| key_of(word.address, word.check()?);
+    let keys = words.iter().map(key).collect::<Result<Vec<_>>>()?;
     wait_all(&words, &keys, deadline)
 }
 

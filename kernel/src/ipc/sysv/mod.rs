@@ -33,10 +33,11 @@ const INDEX_BITS: u32 = 15;
 
 /// What reading needs, in all three classes of a mode.
 pub const READ: u32 = 0o444;
-/// Places that are gone through before one is taken again, however few objects there are.
-const LEAST_PLACES: usize = 64;
 /// What changing needs.
 pub const WRITE: u32 = 0o222;
+
+/// Places that are gone through before one is taken again, however few objects there are.
+const LEAST_PLACES: usize = 64;
 
 /// An object with its name and its owners.
 pub struct Object<T> {

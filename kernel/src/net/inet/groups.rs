@@ -10,7 +10,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use abi::{Errno, Result, net as raw};
+use abi::{Errno, Result, net as raw, option_layout::least_bytes};
 use machine::sync::SpinLock;
 
 use super::interface;
@@ -112,8 +112,8 @@ fn stored_address(level: u32, value: &[u8], at: usize) -> Result<IpAddr> {
 /// Bytes of `struct ipv6_mreq`.
 const MEMBERSHIP_6: usize = 20;
 /// Bytes of `struct group_req` and `struct group_source_req`.
-const GROUP_REQUEST: usize = 136;
-const SOURCE_REQUEST: usize = 264;
+const GROUP_REQUEST: usize = least_bytes(raw::MCAST_JOIN_GROUP);
+const SOURCE_REQUEST: usize = least_bytes(raw::MCAST_JOIN_SOURCE_GROUP);
 
 /// What an option about one source of a group asks for.
 fn of_source(name: u32) -> fn(IpAddr, IpAddr) -> Request {

@@ -16,14 +16,12 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use abi::{Errno, Result};
+use abi::Result;
 use machine::frame::Frame;
 
-use super::pages::{Look, Page, PageState, Pages};
+use super::pages::{Look, Page, PageState};
 use super::{PAGE, PageBackend, PageCache, keep_reserve, reclaimable};
 
-/// How often a page may be gone again when it has been read, before that counts as an error.
-const READS_MAX: usize = 64;
 /// Pages read at once from a backend: 256 KiB.
 const WINDOW_PAGES: u64 = 64;
 /// Most windows of one file on their way.
@@ -91,30 +89,12 @@ impl Windows {
     }
 
     /// Those whose answers are here.
-    fn take_here(&mut self) -> Vec<Window> {
+    fn take_here(&mut self) -> VecDeque<Window> {
         let is_here = |window: &Window| window.coming.is_here();
-        let (here, rest): (VecDeque<_>, _) = self.all.drain(..).partition(is_here);
+        let (here, rest) = self.all.drain(..).partition(is_here);
         self.all = rest;
-        here.into()
+        here
     }
-}
-
-/// What becomes of pages that were read, or could not be. What has been taken out, or replaced,
-/// meanwhile is not this read's any more. What is dropped, for when no lock is held.
-fn settle_read(pages: &mut Pages, first: u64, frames: &[Frame], is_read: bool) -> Vec<Page> {
-    let mut failed = Vec::new();
-    for (at, frame) in (first..).zip(frames) {
-        let is_own = |page: &&mut Page| {
-            page.state == PageState::Reading && page.frame.phys() == frame.phys()
-        };
-        let Some(page) = pages.single.get_mut(&at).filter(is_own) else { continue };
-        if is_read {
-            page.state = PageState::UpToDate;
-        } else {
-            failed.extend(pages.single.remove(&at));
-        }
-    }
-    failed
 }
 
 /// Whether there may be one window more. If there are too many, those that readers have left are
@@ -143,34 +123,9 @@ impl PageCache {
         }
     }
 
-    /// The page, read if it is not there. EIO if it is gone each time, or does not come.
-    pub(super) fn read_and_get(
-        &self,
-        backend: &dyn PageBackend,
-        index: u64,
-        for_write: bool,
-    ) -> Result<Frame> {
-        for _ in 0..READS_MAX {
-            self.read_missing(backend, index)?;
-            match self.pages.lock().look(index) {
-                Look::Single(page) => {
-                    page.touch(for_write);
-                    return Ok(page.frame.clone());
-                }
-                Look::Huge(frame) => return Ok(frame),
-                // Somebody else is at it.
-                Look::Busy => {}
-                Look::Missing => continue,
-            }
-            self.wait_read(index);
-        }
-        Err(Errno::EIO)
-    }
-
     /// Reads the missing pages from `index` on, up to the next one that is there or on its way;
     /// nothing if that is `index` itself.
-    fn read_missing(&self, backend: &dyn PageBackend, index: u64) -> Result<()> {
-        keep_reserve();
+    pub(super) fn read_missing(&self, backend: &dyn PageBackend, index: u64) -> Result<()> {
         let frames = self.enter_reading(index, index + 1)?;
         if frames.is_empty() {
             return Ok(());
@@ -199,6 +154,7 @@ impl PageCache {
     /// begins at `first`, up to the first that is not missing. They do not reach behind the end of
     /// the file or, if that is more, `least`. ENOMEM if there is not one.
     fn enter_reading(&self, first: u64, least: u64) -> Result<Vec<Frame>> {
+        keep_reserve();
         let wanted = self.size().div_ceil(PAGE).min(first + WINDOW_PAGES).max(least);
         let mut frames = Vec::new();
         for _ in first..wanted {
@@ -232,7 +188,6 @@ impl PageCache {
             if !is_room_for_windows() {
                 return;
             }
-            keep_reserve();
             let Ok(frames) = self.enter_reading(first, 0) else { return };
             if frames.is_empty() {
                 return;
@@ -257,9 +212,24 @@ impl PageCache {
         self.settle(window.first, &window.frames, result.is_ok());
     }
 
-    /// Pages have been read, or not.
+    /// Pages have been read, or not. What has been taken out, or replaced, meanwhile is not this
+    /// read's any more.
     fn settle(&self, first: u64, frames: &[Frame], is_read: bool) {
-        let failed = settle_read(&mut self.pages.lock(), first, frames, is_read);
+        let mut failed = Vec::new();
+        {
+            let mut pages = self.pages.lock();
+            for (at, frame) in (first..).zip(frames) {
+                let is_own = |page: &&mut Page| {
+                    page.state == PageState::Reading && page.frame.phys() == frame.phys()
+                };
+                let Some(page) = pages.single.get_mut(&at).filter(is_own) else { continue };
+                if is_read {
+                    page.state = PageState::UpToDate;
+                } else {
+                    failed.extend(pages.single.remove(&at));
+                }
+            }
+        }
         drop(failed);
         self.settled.wake_all(0);
     }
