@@ -12,7 +12,8 @@ tests!("channels":
     pipe_opened_again, fifo_hangup,
     pipe_splice_tee_vmsplice, pipe_big_transfer, pipe_packet_mode, pipe_reader_blocks,
     eventfd_counts, eventfd_semaphore, eventfd_limits, eventfd_blocks, timerfd_expires,
-    timerfd_interval_and_gettime, timerfd_rules, epoll_level, epoll_edge, epoll_oneshot,
+    timerfd_interval_and_gettime,
+    timers_of_the_past_are_due_at_once, timerfd_rules, epoll_level, epoll_edge, epoll_oneshot,
     epoll_exclusive_wakes, epoll_ctl_rules, epoll_nested, epoll_loop_is_refused,
     epoll_closed_fd_leaves, epoll_descriptor_of_two_files, epoll_many, epoll_between_threads,
     epoll_data_is_kept,
@@ -266,6 +267,27 @@ fn timerfd_expires() {
     // An absolute time that is past expires at once.
     set_timer(fd, TFD_TIMER_ABSTIME, 0, 1);
     assert_eq!(ev_read(fd), Ok(1));
+}
+
+/// Linux may need an interrupt for it; here the call itself sees that the time has passed.
+fn timers_of_the_past_are_due_at_once() {
+    let settles = |done: &dyn Fn() -> bool| if is_limen() { assert!(done()) } else { until(done) };
+    let fd = sc!(SYS_timerfd_create, CLOCK_REALTIME, TFD_NONBLOCK).fd();
+    let event = [0u64, SIGUSR1 as u64, 0, 0, 0, 0, 0, 0];
+    let mut id = 0i32;
+    sc!(SYS_timer_create, CLOCK_MONOTONIC, event.as_ptr(), &raw mut id).is(0);
+    sigmask(SIG_BLOCK, bit(SIGUSR1));
+    let set = bit(SIGUSR1);
+    let past = [0u64, 0, 0, 1000];
+    for _ in 0..500 {
+        set_timer(fd, TFD_TIMER_ABSTIME, 0, 1000);
+        settles(&|| ev_read(fd) == Ok(1));
+        sc!(SYS_timer_settime, id, TIMER_ABSTIME, past.as_ptr(), 0).is(0);
+        settles(&|| {
+            sc!(SYS_rt_sigtimedwait, &raw const set, 0, [0u64; 2].as_ptr(), 8)
+                == Ok(SIGUSR1 as usize)
+        });
+    }
 }
 
 fn timerfd_interval_and_gettime() {

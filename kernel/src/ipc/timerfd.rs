@@ -2,7 +2,8 @@
 //!
 //! A timer that expires marks itself once and is not armed again until somebody reads it: the
 //! number of missed periods is computed then. So an unread periodic timer costs nothing, whatever
-//! its period.
+//! its period. Whoever looks at a timer goes by its clock, not by whether the interrupt has come:
+//! one set to a time that has passed has expired at once.
 //!
 //! All deadlines are kept on the clock they were given in; the monotonic moment is derived when the
 //! timer is armed. When the wall clock is set, [`clock_was_set`] re-arms what depends on it.
@@ -75,8 +76,17 @@ impl Core {
         }
     }
 
+    /// Marks it expired if its time has come. The state's lock is held.
+    fn note_expiry(&self, state: &mut TimerState) {
+        if !state.is_expired && state.due_ns != 0 && self.now_ns() >= state.due_ns {
+            state.ticks += 1;
+            state.is_expired = true;
+        }
+    }
+
     /// Counts the periods since it expired, if it has any, and arms the next one.
     fn go_on(self: &Arc<Self>, state: &mut TimerState) {
+        self.note_expiry(state);
         if !state.is_expired || state.interval_ns == 0 {
             return;
         }
@@ -109,7 +119,7 @@ impl Core {
         self.take_ticks(&mut state).map(Ok)
     }
 
-    /// Time to the next expiry and the period.
+    /// Time to the next expiry and the period. Its expiry has been noted.
     fn remaining(&self, state: &TimerState) -> ITimerSpec {
         let now_ns = self.now_ns();
         let rest_ns = if state.due_ns == 0 {
@@ -120,7 +130,7 @@ impl Core {
             let late_ns = (now_ns - state.due_ns) % state.interval_ns;
             state.interval_ns - late_ns
         } else {
-            u64::from(!state.is_expired)
+            0
         };
         ITimerSpec {
             interval: TimeSpec::from_ns(state.interval_ns),
@@ -133,13 +143,12 @@ impl Wake for Core {
     fn wake(&self, _events: u32) -> bool {
         {
             let mut state = self.state.lock();
-            if state.due_ns == 0 || self.now_ns() < state.due_ns {
+            self.note_expiry(&mut state);
+            if !state.is_expired {
                 // Disarmed or re-armed while this expiry was on its way. A clock that was set back
                 // re-arms by itself.
                 return false;
             }
-            state.ticks += u64::from(!state.is_expired);
-            state.is_expired = true;
         }
         self.queue.wake_all(events::READABLE);
         true
@@ -202,14 +211,16 @@ impl FileOps for TimerFd {
 
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
         table.wait_on(&self.core.queue);
-        let state = self.core.state.lock();
+        let mut state = self.core.state.lock();
+        self.core.note_expiry(&mut state);
         if state.ticks > 0 || state.is_cancelled { events::IN } else { 0 }
     }
 
     /// proc_pid_fdinfo(5).
     fn describe(&self, out: &mut dyn core::fmt::Write) {
         let core = &self.core;
-        let state = core.state.lock();
+        let mut state = core.state.lock();
+        core.note_expiry(&mut state);
         let ITimerSpec { interval, mut value } = core.remaining(&state);
         // What has expired goes on when it is read, or asked for by timerfd_gettime(2).
         if state.is_expired && state.due_ns <= core.now_ns() {
@@ -284,6 +295,7 @@ pub fn sys_timerfd_settime(
     let is_absolute = flags & raw::TFD_TIMER_ABSTIME != 0;
     let old = {
         let mut state = core.state.lock();
+        core.note_expiry(&mut state);
         let old = core.remaining(&state);
         Core::disarm(&mut state);
         state.is_expired = false;

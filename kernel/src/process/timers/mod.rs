@@ -92,7 +92,16 @@ impl AlarmTimer {
         state.next_ns = next_ns;
         state.early_ns = early_ns;
         state.interval_ns = setting.interval_ns;
-        self.arm(&mut state);
+        // A time that has passed is due in this call, not when an interrupt gets through.
+        let has_passed = |next: u64| next <= self.now_ns();
+        let is_due = absolute && !self.is_on_cpu_clock() && next_ns.is_some_and(has_passed);
+        if !is_due {
+            self.arm(&mut state);
+        }
+        drop(state);
+        if is_due && let Some(expiry) = self.expire() {
+            self.fire(expiry);
+        }
     }
 
     /// Expires no more, and no signal of what it was set to is sent from now on. One that waits is
