@@ -4,14 +4,14 @@
 //! A call is a function with typed arguments in the order of registers. [`Handler`] is implemented
 //! for all of those, so that the table of calls names a function and nothing else: what a word is
 //! taken for stands in the function's own head. Few calls need the registers, too (fork, exec,
-//! sigreturn): they take them first.
+//! sigreturn), or the thread that calls: they take them first.
 
 use abi::{Errno, Result};
 
 use crate::base::user::UserPtr;
 
 /// The program's registers, seen as a call's six arguments `a0()` to `a5()` (syscall(2)).
-pub use entry::PtRegs as Args;
+pub use machine::entry::CallRegs as Args;
 
 /// A word of flags; EINVAL for one outside `known`.
 pub fn check_flags(flags: u64, known: u32) -> Result<u32> {
@@ -52,42 +52,83 @@ impl<T> Argument for UserPtr<T> {
     }
 }
 
-/// A function that serves a call. `Form` is its list of arguments, which the compiler finds.
-pub trait Handler<Form> {
+/// What a call's function gives back.
+pub trait Answer {
+    /// What the program finds in RAX.
+    fn to_raw(self) -> u64;
+}
+
+impl Answer for Result<u64> {
+    // Not worth the call: it would cost small calls a tenth.
+    #[inline(always)]
+    fn to_raw(self) -> u64 {
+        match self {
+            Ok(value) => value,
+            Err(errno) => errno.to_raw(),
+        }
+    }
+}
+
+impl Answer for u32 {
+    #[inline(always)]
+    fn to_raw(self) -> u64 {
+        self.into()
+    }
+}
+
+/// A function that serves a call of a thread `Th`. `Form` is its list of arguments, which the
+/// compiler finds.
+pub trait Handler<Form, Th> {
     /// Arguments that it takes from registers by type.
     const ARITY: usize;
 
-    /// Serves the call that these registers make.
-    fn serve(self, regs: &mut Args) -> Result<u64>;
+    /// Serves the call that these registers make, and says what the program finds in RAX.
+    fn serve(self, regs: &mut Args, thread: Th) -> u64;
 }
 
 /// In the form of a function that takes the registers first.
 pub struct Registers;
 
+/// In the form of a function that takes the thread first.
+pub struct Caller;
+
 macro_rules! handlers {
     ($($arity:literal: $($argument:ident $register:ident)*;)*) => {
-        $(impl<F, $($argument: Argument),*> Handler<($($argument,)*)> for F
+        $(impl<F, R: Answer, Th, $($argument: Argument),*> Handler<($($argument,)*), Th> for F
         where
-            F: FnOnce($($argument),*) -> Result<u64>,
+            F: FnOnce($($argument),*) -> R,
         {
             const ARITY: usize = $arity;
 
             #[inline(always)]
-            fn serve(self, _regs: &mut Args) -> Result<u64> {
-                self($($argument::of(_regs.$register())),*)
+            fn serve(self, _regs: &mut Args, _thread: Th) -> u64 {
+                self($($argument::of(_regs.$register())),*).to_raw()
             }
         }
 
-        impl<F, $($argument: Argument),*> Handler<(Registers, $($argument,)*)> for F
+        impl<F, R: Answer, Th, $($argument: Argument),*> Handler<(Caller, $($argument,)*), Th> for F
         where
-            F: FnOnce(&mut Args, $($argument),*) -> Result<u64>,
+            F: FnOnce(Th, $($argument),*) -> R,
         {
             const ARITY: usize = $arity;
 
             #[inline(always)]
-            fn serve(self, regs: &mut Args) -> Result<u64> {
+            fn serve(self, _regs: &mut Args, thread: Th) -> u64 {
+                self(thread, $($argument::of(_regs.$register())),*).to_raw()
+            }
+        }
+
+        impl<F, R: Answer, Th, $($argument: Argument),*> Handler<(Registers, $($argument,)*), Th>
+            for F
+        where
+            F: FnOnce(&mut Args, $($argument),*) -> R,
+        {
+            const ARITY: usize = $arity;
+
+            #[inline(always)]
+            fn serve(self, regs: &mut Args, _thread: Th) -> u64 {
                 $(let $register = $argument::of(regs.$register());)*
-                self(regs, $($register),*)
+                self(regs, $($register),*).to_raw()
             }
         })*
     };
@@ -105,6 +146,6 @@ handlers! {
 
 /// How many registers `handler` takes by type.
 #[must_use]
-pub const fn arity_of<Form, F: Handler<Form>>(_handler: &F) -> usize {
+pub const fn arity_of<Form, Th, F: Handler<Form, Th>>(_handler: &F) -> usize {
     F::ARITY
 }

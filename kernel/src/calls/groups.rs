@@ -4,9 +4,10 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
+use machine::task::Current;
 
 use crate::process::current;
-use crate::process::{Pid, Process, find_by_tid, hooks, join_group, session_of_group};
+use crate::process::{Pid, Process, Thread, find_by_tid, hooks, join_group, session_of_group};
 
 /// The process with this id, a thread's one included, or the caller for 0; ESRCH.
 fn process_or_self(argument: u64) -> Result<Arc<Process>> {
@@ -84,18 +85,18 @@ pub fn setsid() -> Result<u64> {
 
 /// getpid(2).
 #[inline]
-pub fn getpid() -> Result<u64> {
-    Ok(u64::from(current().process.pid))
+pub fn getpid(thread: Current<Thread>) -> u32 {
+    thread.process.pid
 }
 
 /// gettid(2).
 #[inline]
-pub fn gettid() -> Result<u64> {
-    Ok(u64::from(current().tid()))
+pub fn gettid(thread: Current<Thread>) -> u32 {
+    thread.tid()
 }
 
 /// getppid(2).
 #[inline]
-pub fn getppid() -> Result<u64> {
-    Ok(u64::from(current().process.parent_pid()))
+pub fn getppid(thread: Current<Thread>) -> u32 {
+    thread.process.parent_pid()
 }

@@ -2,9 +2,8 @@
 
 use core::sync::atomic::Ordering;
 
+use abi::Errno;
 use abi::syscalls::number as nr;
-use abi::{Errno, Result};
-use entry::PtRegs;
 use machine::sync::is_zero;
 use machine::task::Current;
 
@@ -34,93 +33,68 @@ mod user_dispatch;
 pub mod user_ids;
 
 /// Serves one system call.
-#[inline]
-pub fn handle(regs: &mut PtRegs, number: u64) {
+#[inline(always)]
+pub fn handle(regs: &mut Args, number: u64) {
     // As on Linux, the number is the low half of RAX.
     let number = number as u32;
     let thread = current();
-    if !is_zero(&thread.syscall_work) {
-        return handle_with_work(regs);
+    if thread.syscall_work.load(Ordering::Relaxed) | machine::frame::is_short_word() != 0 {
+        return handle_slowly(regs, number);
     }
-    let result = match number {
-        _ if machine::frame::is_short() => serve_in_need(regs, number),
-        _ => serve(regs, thread, number),
-    };
-    regs.rax = to_raw(result);
+    let result = dispatch(regs, thread, number);
+    regs.set_result(result);
 }
 
 /// The same for a call that is instrumented ([`machine::entry::instrument_calls`]).
-pub fn handle_instrumented(regs: &mut PtRegs, number: u64) {
+pub fn handle_instrumented(regs: &mut Args, number: u64) {
     tally::instrumented_syscall(number);
-    handle(regs, number);
+    handle_slowly(regs, number as u32);
 }
 
-// Not worth the call: it would cost getpid a tenth.
-#[inline(always)]
-fn to_raw(result: Result<u64>) -> u64 {
-    match result {
-        Ok(value) => value,
-        Err(errno) => errno.to_raw(),
+/// A call that may have more to it than its function: work of its thread, or memory that is short.
+#[inline(never)]
+fn handle_slowly(regs: &mut Args, number: u32) {
+    let thread = current();
+    if !is_zero(&thread.syscall_work) {
+        return handle_with_work(regs, thread);
     }
+    let result = serve(regs, thread, number);
+    regs.set_result(result);
 }
 
 /// A call of a thread with `ptrace::syscall_work`: its tracer may change everything about it, and
 /// its filters are asked after that.
-#[cold]
-fn handle_with_work(regs: &mut PtRegs) {
+fn handle_with_work(regs: &mut Args, thread: Current<Thread>) {
     use process::{ptrace::stop, ptrace::syscall_work};
-    let word = &current().syscall_work;
-    let is_traced = || word.load(Ordering::Relaxed) & syscall_work::TRACING != 0;
-    if word.load(Ordering::Relaxed) & syscall_work::DISPATCH != 0 && !user_dispatch::may_call(regs)
-    {
+    let has_work = |kind| thread.syscall_work.load(Ordering::Relaxed) & kind != 0;
+    if has_work(syscall_work::DISPATCH) && !user_dispatch::may_call(regs.all()) {
         return;
     }
-    let is_filtered = || word.load(Ordering::Relaxed) & syscall_work::SECCOMP != 0;
-    let is_made = (!is_traced() || stop::before_syscall(regs))
-        && (!is_filtered() || crate::seccomp::enter::may_call(regs));
+    let is_made = (!has_work(syscall_work::TRACING) || stop::before_syscall(regs.all()))
+        && (!has_work(syscall_work::SECCOMP) || crate::seccomp::enter::may_call(regs));
     if is_made {
         let number = regs.orig_rax as u32;
-        let result = match number {
-            _ if machine::frame::is_short() => serve_in_need(regs, number),
-            _ => serve(regs, current(), number),
-        };
-        regs.rax = to_raw(result);
+        let result = serve(regs, thread, number);
+        regs.set_result(result);
     }
-    if is_traced() {
-        stop::after_syscall(regs);
+    if has_work(syscall_work::TRACING) {
+        stop::after_syscall(regs.all());
     }
 }
 
-/// Memory is short: somebody may have to go first.
-#[cold]
-fn serve_in_need(regs: &mut PtRegs, number: u32) -> Result<u64> {
-    crate::oom::before_call(number)?;
-    serve(regs, current(), number)
-}
-
-/// The calls that programs make most come first: each level of the search costs two instructions.
-#[inline(always)]
-fn serve(regs: &mut Args, thread: Current<Thread>, number: u32) -> Result<u64> {
-    match number {
-        nr::read => (|fd: u32, at: u64, count: u64| fs::read(thread, fd, at, count)).serve(regs),
-        nr::write => (|fd: u32, at: u64, count: u64| fs::write(thread, fd, at, count)).serve(regs),
-        nr::futex => ipc::futex::futex.serve(regs),
-        nr::epoll_wait => ipc::epoll::sys_epoll_wait.serve(regs),
-        END_OF_NUMBERS.. => unknown(number),
-        _ => dispatch(regs, number),
+/// If memory is short, somebody may have to go first.
+fn serve(regs: &mut Args, thread: Current<Thread>, number: u32) -> u64 {
+    if machine::frame::is_short()
+        && let Err(errno) = crate::oom::before_call(number)
+    {
+        return errno.to_raw();
     }
+    dispatch(regs, thread, number)
 }
 
-/// Calls that [`serve`] finds by itself.
-const SERVED_FIRST: usize = 4;
-
-/// No call has this number or a larger one.
-const END_OF_NUMBERS: u32 = 512;
-
-#[inline(always)]
-fn unknown(number: u32) -> Result<u64> {
+fn unknown(number: u32) -> u64 {
     tally::missing_syscall(number);
-    Err(Errno::ENOSYS)
+    Errno::ENOSYS.to_raw()
 }
 
 /// Makes [`dispatch`] of `NAME => FUNCTION` rows. Names and arguments are `abi::syscalls`'s: a
@@ -130,18 +104,22 @@ macro_rules! table {
     ($($name:ident => $function:path,)*) => {
         // A match compiles to compares, not to a table: there is no indirect branch here whose
         // target a program's number could steer in speculation.
-        fn dispatch(regs: &mut Args, number: u32) -> Result<u64> {
+        #[inline(always)]
+        fn dispatch(regs: &mut Args, thread: Current<Thread>, number: u32) -> u64 {
             match number {
                 $(nr::$name => {
-                    const { assert!(arity_of(&$function) <= arguments(nr::$name)) };
-                    $function.serve(regs)
+                    const {
+                        let takes = arity_of::<_, Current<Thread>, _>(&$function);
+                        assert!(takes <= arguments(nr::$name));
+                    };
+                    $function.serve(regs, thread)
                 })*
                 _ => unknown(number),
             }
         }
 
         const _: () = {
-            let served = [$(nr::$name),*].len() + SERVED_FIRST;
+            let served = [$(nr::$name),*].len();
             assert!(served == abi::syscalls::SERVED, "abi::syscalls has arguments for others");
         };
     };
@@ -186,6 +164,8 @@ table! {
     set_mempolicy => mapping::policy::set_mempolicy,
     mbind => mapping::policy::mbind,
     // --- files
+    read => fs::read,
+    write => fs::write,
     readv => fs::readv,
     writev => fs::writev,
     pread64 => fs::pread64,
@@ -319,6 +299,7 @@ table! {
     ppoll => ipc::select::sys_ppoll,
     select => ipc::select::sys_select,
     pselect6 => ipc::select::sys_pselect6,
+    epoll_wait => ipc::epoll::sys_epoll_wait,
     epoll_create => ipc::epoll::sys_epoll_create,
     epoll_create1 => ipc::epoll::sys_epoll_create1,
     epoll_ctl => ipc::epoll::sys_epoll_ctl,
@@ -384,6 +365,7 @@ table! {
     exit_group => process::exit::exit_group_call,
     wait4 => process::wait::wait4,
     waitid => process::wait::waitid,
+    futex => ipc::futex::futex,
     futex_waitv => ipc::futex::futex2::futex_waitv,
     futex_wake => ipc::futex::futex2::futex_wake,
     futex_wait => ipc::futex::futex2::futex_wait,

@@ -4,9 +4,9 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
-use entry::PtRegs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::base::args::Args;
 use crate::base::sched::Sleep;
 use crate::base::sync::WaitError;
 use crate::base::time::{Deadline, TimeSpec};
@@ -393,6 +393,6 @@ pub fn pidfd_send_signal(fd: u32, signal: u64, info_at: u64, flags: u64) -> Resu
 }
 
 /// rt_sigreturn(2).
-pub fn rt_sigreturn(regs: &mut PtRegs) -> Result<u64> {
-    Ok(crate::process::signal::frame::sigreturn(regs))
+pub fn rt_sigreturn(regs: &mut Args) -> Result<u64> {
+    Ok(crate::process::signal::frame::sigreturn(regs.all()))
 }

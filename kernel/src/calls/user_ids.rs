@@ -10,9 +10,10 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 use lsm::capabilities::Change;
+use machine::task::Current;
 
 use crate::base::user::UserPtr;
-use crate::process::{Own, current, fork, own};
+use crate::process::{Own, Thread, current, fork, own};
 use crate::security::{Capability, Credentials, Subject, subject_hooks};
 
 /// "Leave it as it is", in the calls that set several ids.
@@ -60,23 +61,23 @@ fn change(of: Of, edit: impl FnOnce(&Subject, &mut Credentials) -> Result<()>) -
 }
 
 /// getuid(2).
-pub fn getuid() -> Result<u64> {
-    Ok(Own::with_credentials(current(), |own| own.uid).into())
+pub fn getuid(thread: Current<Thread>) -> u32 {
+    Own::with_credentials(thread, |own| own.uid)
 }
 
 /// geteuid(2).
-pub fn geteuid() -> Result<u64> {
-    Ok(Own::with_credentials(current(), |own| own.euid).into())
+pub fn geteuid(thread: Current<Thread>) -> u32 {
+    Own::with_credentials(thread, |own| own.euid)
 }
 
 /// getgid(2).
-pub fn getgid() -> Result<u64> {
-    Ok(Own::with_credentials(current(), |own| own.gid).into())
+pub fn getgid(thread: Current<Thread>) -> u32 {
+    Own::with_credentials(thread, |own| own.gid)
 }
 
 /// getegid(2).
-pub fn getegid() -> Result<u64> {
-    Ok(Own::with_credentials(current(), |own| own.egid).into())
+pub fn getegid(thread: Current<Thread>) -> u32 {
+    Own::with_credentials(thread, |own| own.egid)
 }
 
 /// An id argument that must not be "keep".

@@ -14,6 +14,7 @@ use entry::PtRegs;
 use machine::task::Current;
 
 use super::{Image, READ_IMPLIES_EXEC, Request};
+use crate::base::args::Args;
 use crate::base::tally;
 use crate::base::user::read_path;
 use crate::process::current;
@@ -29,13 +30,13 @@ const SET_GID: u32 = 0o2000;
 const GROUP_EXEC: u32 = 0o010;
 
 /// execve(2).
-pub fn execve(regs: &mut PtRegs, path: u64, arguments: u64, environment: u64) -> Result<u64> {
-    execute(regs, raw::AT_FDCWD, path, arguments, environment, 0)
+pub fn execve(regs: &mut Args, path: u64, arguments: u64, environment: u64) -> Result<u64> {
+    execute(regs.all(), raw::AT_FDCWD, path, arguments, environment, 0)
 }
 
 /// execveat(2).
 pub fn execveat(
-    regs: &mut PtRegs,
+    regs: &mut Args,
     dirfd: i32,
     path: u64,
     arguments: u64,
@@ -45,7 +46,7 @@ pub fn execveat(
     if flags & !(raw::AT_EMPTY_PATH | raw::AT_SYMLINK_NOFOLLOW) != 0 {
         return Err(Errno::EINVAL);
     }
-    execute(regs, dirfd, path, arguments, environment, flags)
+    execute(regs.all(), dirfd, path, arguments, environment, flags)
 }
 
 fn execute(

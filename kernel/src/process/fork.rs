@@ -24,6 +24,7 @@ use super::{
     pidfd, relations, seccomp, threads_of_user, work,
 };
 use crate::base::accounts::Counted;
+use crate::base::args::Args;
 use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::transfers::Transfers;
@@ -118,19 +119,19 @@ const KNOWN: u64 = VM
     | WITHOUT_EFFECT;
 
 /// fork(2).
-pub fn fork(regs: &mut PtRegs) -> Result<u64> {
+pub fn fork(regs: &mut Args) -> Result<u64> {
     clone_with(regs, &Request { exit_signal: raw::SIGCHLD, ..Request::default() })
 }
 
 /// vfork(2).
-pub fn vfork(regs: &mut PtRegs) -> Result<u64> {
+pub fn vfork(regs: &mut Args) -> Result<u64> {
     let flags = VM | VFORK;
     clone_with(regs, &Request { flags, exit_signal: raw::SIGCHLD, ..Request::default() })
 }
 
 /// clone(2).
 pub fn clone(
-    regs: &mut PtRegs,
+    regs: &mut Args,
     word: u32,
     stack: u64,
     parent_tid: u64,
@@ -156,7 +157,7 @@ pub fn clone(
 }
 
 /// clone3(2).
-pub fn clone3(regs: &mut PtRegs, address: u64, size: u64) -> Result<u64> {
+pub fn clone3(regs: &mut Args, address: u64, size: u64) -> Result<u64> {
     if size < u64::from(raw::CLONE_ARGS_SIZE_VER0) {
         return Err(Errno::EINVAL);
     }
@@ -223,7 +224,7 @@ fn check(request: &Request) -> Result<()> {
     if has(SETTLS) && request.tls >= USER_END { Err(Errno::EPERM) } else { Ok(()) }
 }
 
-fn clone_with(regs: &mut PtRegs, request: &Request) -> Result<u64> {
+fn clone_with(regs: &mut Args, request: &Request) -> Result<u64> {
     check(request)?;
     // A signal for the group that is on its way must reach parent and child alike: first deliver
     // it.
@@ -247,11 +248,11 @@ fn clone_with(regs: &mut PtRegs, request: &Request) -> Result<u64> {
     child.start();
     drop(child);
     if let Some(event) = event {
-        ptrace::stop::event(regs, event, u64::from(tid));
+        ptrace::stop::event(regs.all(), event, u64::from(tid));
     }
     if vforks {
         wait_for_release(&process);
-        ptrace::stop::event(regs, Event::VFORK_DONE, u64::from(tid));
+        ptrace::stop::event(regs.all(), Event::VFORK_DONE, u64::from(tid));
     }
     Ok(u64::from(tid))
 }

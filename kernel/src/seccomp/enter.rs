@@ -7,6 +7,7 @@ use abi::{Errno, general as raw};
 use entry::PtRegs;
 use seccomp::{Data, action};
 
+use crate::base::args::Args;
 use crate::process::current;
 use crate::process::seccomp::{ARCH, Answer, Mode, with_own_mode};
 use crate::process::signal::{self, SigInfo, send};
@@ -18,11 +19,12 @@ const LOG_LINES_MAX: u32 = 100;
 const ERRNO_MAX: u32 = 4095;
 
 /// Whether the running thread may make the call in `regs`. If not, RAX has the result.
-pub fn may_call(regs: &mut PtRegs) -> bool {
+pub fn may_call(regs: &mut Args) -> bool {
     match ask(regs) {
         Asked::Nobody => true,
-        Asked::Strict => is_strict_call(regs),
-        Asked::Filters(answer, logs) => act(regs, answer, logs, false),
+        Asked::Strict => is_strict_call(regs.all()),
+        Asked::Filters(action::ALLOW, _) => true,
+        Asked::Filters(answer, logs) => act(regs.all(), answer, logs, false),
     }
 }
 

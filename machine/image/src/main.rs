@@ -23,14 +23,20 @@ fn limen_secondary() -> ! {
 #[unsafe(no_mangle)]
 extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
     // SAFETY: the entry code calls this for the program that made the call.
-    unsafe { machine::entry::system_call(regs, |regs| kernel::calls::handle(regs, number)) }
+    unsafe {
+        kernel::calls::handle(machine::entry::begin_call(regs), number);
+        machine::entry::end_call(regs)
+    }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn instrumented_syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
-    let serve = |regs: &mut PtRegs| kernel::calls::handle_instrumented(regs, number);
     // SAFETY: as above: the entry code calls it, by its other way in.
-    unsafe { machine::entry::instrumented_system_call(regs, number, serve) }
+    unsafe {
+        let call = machine::entry::begin_instrumented_call(regs, number);
+        kernel::calls::handle_instrumented(call, number);
+        machine::entry::end_instrumented_call(regs)
+    }
 }
 
 #[unsafe(no_mangle)]

@@ -64,6 +64,13 @@ pub(crate) struct TaskHead {
     pub(crate) work: AtomicU32,
 }
 
+/// SYSRET goes to addresses below. A call whose instruction is the last of user space returns to its
+/// end, which is canonical.
+pub(crate) const SYSRET_END: u64 = USER_END + 1;
+
+/// The bit of [`TaskHead::work`] that is the machine's: the call that runs has its frame lent.
+pub(crate) const FRAME_LENT: u32 = 1 << 31;
+
 /// One CPU's own data. Fields that assembly uses come first.
 #[repr(C, align(128))]
 pub(crate) struct CpuLocal {
@@ -88,7 +95,7 @@ pub(crate) struct CpuLocal {
     pub(crate) user_cr3_keep: Cell<Cr3>,
     /// 1 with page-table isolation, else 0.
     pub(crate) pti: Cell<u64>,
-    /// End of user space, for the check before SYSRET in builds with tests.
+    /// [`SYSRET_END`], for the check before SYSRET in builds with tests.
     pub(crate) user_limit: Cell<u64>,
     /// What an entry does with `context`: see `word::tracking`.
     pub(crate) tracking: AtomicU32,
@@ -145,7 +152,7 @@ impl CpuLocal {
             user_cr3: Cell::new(Cr3::NONE),
             user_cr3_keep: Cell::new(Cr3::NONE),
             pti: Cell::new(0),
-            user_limit: Cell::new(USER_END),
+            user_limit: Cell::new(SYSRET_END),
             tracking: AtomicU32::new(tracking::OFF),
             context: CpuContext::new(),
             task: AtomicPtr::new(core::ptr::null_mut()),
@@ -281,6 +288,22 @@ pub(crate) unsafe fn has_no_work() -> bool {
 pub(crate) unsafe fn pending_work() -> u32 {
     // SAFETY: the slot's reference keeps the running task alive, and the caller knows there is one.
     unsafe { &*running_task() }.work.load(Ordering::SeqCst)
+}
+
+/// The running thread's call has its frame lent, or no more. No way out looks in between: it is
+/// this thread's own.
+pub(crate) fn note_lent_frame() {
+    // SAFETY: only a program's thread has a frame, and its slot's reference keeps its task alive.
+    unsafe { &*running_task() }.work.fetch_or(FRAME_LENT, Ordering::Relaxed);
+}
+
+/// See [`note_lent_frame`].
+///
+/// # Safety
+/// As [`pending_work`].
+pub(crate) unsafe fn forget_lent_frame() {
+    // SAFETY: the slot's reference keeps the running task alive, and the caller knows there is one.
+    unsafe { &*running_task() }.work.fetch_and(!FRAME_LENT, Ordering::Relaxed);
 }
 
 /// Points GS at the structure of CPU `cpu`. First thing a CPU does in Rust.

@@ -163,8 +163,8 @@ context_entered_\name:
 context_left_\name:
 .endm
 
-// Restores the general registers; RSP then points at orig_rax.
-.macro pop_registers
+// Restores the general registers but RDI; RSP then points at that.
+.macro pop_registers_above_rdi
     pop %r15
     pop %r14
     pop %r13
@@ -179,6 +179,11 @@ context_left_\name:
     pop %rcx
     pop %rdx
     pop %rsi
+.endm
+
+// Restores the general registers; RSP then points at orig_rax.
+.macro pop_registers
+    pop_registers_above_rdi
     pop %rdi
 .endm
 
@@ -225,9 +230,7 @@ guarded_\name:
     enter_\tracking \name
     // The kernel's frames begin at another address at each call, up to 1 KiB below this frame.
     if_key {NO_STACK_OFFSET}, 1f
-    mov %gs:{STACK_SECRET}, %rax
-    movabs ${STACK_STEP}, %rdx
-    imul %rdx, %rax
+    imul ${STACK_STEP}, %gs:{STACK_SECRET}, %rax
     inc %rax
     mov %rax, %gs:{STACK_SECRET}
     shr $54, %rax
@@ -323,7 +326,8 @@ sysret:
 unshadowed_sysret:
     leave_kernel sysret
     pop_registers
-    // Stack: orig_rax, rip, cs, rflags, rsp, ss. RCX = rip, R11 = rflags, as decide() checked.
+    // Stack: orig_rax, rip, cs, rflags, rsp, ss. RCX = rip, R11 = rflags, as SYSCALL left them or
+    // decide() checked.
     check_sysret
     mov {RSP_ABOVE_ORIG_RAX}(%rsp), %rsp
 .globl sysret_window_start
@@ -342,9 +346,9 @@ sysret_window_end:
 sysret_pti:
     release sysret_pti
     leave_kernel sysret_pti
-    pop_registers
+    pop_registers_above_rdi
     check_sysret
-    mov %rdi, %gs:{USER_RDI}
+    popq %gs:{USER_RDI}
     mov {RSP_ABOVE_ORIG_RAX}(%rsp), %rdi
     mov %rdi, %gs:{USER_RSP}
     load_user_cr3 %rdi

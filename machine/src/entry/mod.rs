@@ -1,7 +1,7 @@
 //! The Rust side of `entry.S`: each way into the kernel as one function, and the one decision about
 //! the way back.
 //!
-//! Reading order: [`system_call`], [`vector_from_user`], [`prepare_return`], then the
+//! Reading order: [`begin_call`], [`end_call`], [`vector_from_user`], [`prepare_return`], then the
 //! kernel's own faults.
 
 use core::arch::global_asm;
@@ -9,11 +9,11 @@ use core::mem::{offset_of, size_of};
 use core::sync::atomic::Ordering;
 
 use context_tracking::state;
-use entry::{Exit, IretReason, Origin, PtRegs, decide, flags, selector};
+use entry::{Exit, IretReason, Origin, PtRegs, decide, flags, returns_by_sysret, selector};
 
 use crate::context_tracking::ipi::{self, InterruptKind};
 use crate::context_tracking::word::ALWAYS_PENDING;
-use crate::cpu::percpu::{self, CpuContext, CpuLocal, ExitCounts, SYSRET, tracking};
+use crate::cpu::percpu::{self, CpuContext, CpuLocal, ExitCounts, FRAME_LENT, SYSRET, tracking};
 use crate::cpu::pkey::Pkru;
 use crate::cpu::{self, apic, irq, msr, record};
 use crate::memory::stack::KERNEL_STACK_SIZE;
@@ -23,9 +23,12 @@ use crate::panic;
 use crate::text::static_branch::{self, StaticKey, at_boot, static_branch_unlikely};
 use crate::text::{cfi, text_poke, untrain};
 
+mod call_regs;
 pub mod descriptors;
 pub(crate) mod shadow_stack;
 pub mod trace;
+
+pub use call_regs::CallRegs;
 
 global_asm!(
     include_str!("../cpu/if_key.S"),
@@ -167,37 +170,47 @@ unsafe extern "Rust" {
     safe fn limen_reschedule();
 }
 
-/// The whole of a system call, for `entry.S`: the image binds it under the name that file calls,
-/// with the kernel's function inlined. Interrupts are masked before and after. True: return by
-/// SYSRET.
+/// The begin of a system call, for `entry.S`: the image puts [`begin_call`], the kernel's function
+/// and [`end_call`] together under the name that file calls, all inlined. Interrupts are masked
+/// before `begin_call` and after `end_call`.
+///
+/// # Safety
+/// Called by the entry code for the program that runs; `end_call` or `end_instrumented_call` comes
+/// behind it.
+#[inline(always)]
+pub unsafe fn begin_call(regs: &mut PtRegs) -> &mut CallRegs {
+    #[cfg(feature = "ktest")]
+    crate::ktest::entered(regs);
+    cpu::irq_enable();
+    // SAFETY: the caller's word.
+    unsafe { CallRegs::of(regs) }
+}
+
+/// The end of a system call. True: return by SYSRET.
 ///
 /// # Safety
 /// Called by the entry code for the program that runs, whose return it prepares.
 #[inline(always)]
-pub unsafe fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
-    #[cfg(feature = "ktest")]
-    crate::ktest::entered(regs);
-    cpu::irq_enable();
-    serve(regs);
+pub unsafe fn end_call(regs: &mut PtRegs) -> bool {
     prepare_sysret::<{ Origin::Syscall as usize }>(regs)
 }
 
-/// The same where calls are instrumented: counted, recorded, or sent back by IRET always. Others do
-/// not pay for the questions.
+/// [`begin_call`] where calls are instrumented: counted, recorded, or sent back by IRET always.
+/// Others do not pay for the questions.
 ///
 /// # Safety
-/// As [`system_call`].
-#[inline(always)]
-pub unsafe fn instrumented_system_call(
-    regs: &mut PtRegs,
-    number: u64,
-    serve: impl FnOnce(&mut PtRegs),
-) -> bool {
+/// As [`begin_call`].
+pub unsafe fn begin_instrumented_call(regs: &mut PtRegs, number: u64) -> &mut CallRegs {
     record::called(number, [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9]);
-    #[cfg(feature = "ktest")]
-    crate::ktest::entered(regs);
-    cpu::irq_enable();
-    serve(regs);
+    // SAFETY: the caller's word.
+    unsafe { begin_call(regs) }
+}
+
+/// [`end_call`] for those.
+///
+/// # Safety
+/// As [`end_call`].
+pub unsafe fn end_instrumented_call(regs: &mut PtRegs) -> bool {
     let by_sysret = prepare_return::<{ Origin::Syscall as usize }>(regs);
     record::returned(regs.rax);
     by_sysret
@@ -247,14 +260,20 @@ fn user_exception(regs: &mut PtRegs, number: u8) {
     limen_user_exception(regs, Exception { vector: number, error, address });
 }
 
-/// What [`prepare_return`] does, for a plain call that has no work to do: without a loop it keeps
-/// nothing across calls.
+/// What [`prepare_return`] does, for a plain call that has no work to do and has its frame as SYSCALL
+/// left it: without a loop it keeps nothing across calls.
 #[inline(always)]
 fn prepare_sysret<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
     cpu::irq_disable();
     // SAFETY: what is about to return to a program is that program's thread.
     let is_free = unsafe { percpu::has_no_work() };
-    if is_free && matches!(decide::<USER_END>(regs), Exit::Sysret) {
+    if is_free && returns_by_sysret(regs) {
+        #[cfg(feature = "ktest")]
+        assert_eq!(
+            decide::<{ percpu::SYSRET_END }>(regs),
+            Exit::Sysret,
+            "a frame that was not lent"
+        );
         percpu::count_exit::<ORIGIN, SYSRET>();
         return true;
     }
@@ -269,13 +288,20 @@ pub(crate) fn prepare_return<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
         cpu::irq_disable();
         // SAFETY: what is about to return to a program is that program's thread.
         let work = unsafe { percpu::pending_work() };
-        if work | percpu::local().exit_work.get() != 0 {
-            if work != 0 {
+        let own_work = percpu::local().exit_work.get();
+        if work | own_work != 0 {
+            if work & !FRAME_LENT != 0 {
                 cpu::irq_enable();
-                limen_exit_work(regs, work);
+                limen_exit_work(regs, work & !FRAME_LENT);
                 continue;
             }
-            behind_guests::before_user_mode();
+            if work != 0 {
+                // SAFETY: as above.
+                unsafe { percpu::forget_lent_frame() };
+            }
+            if own_work != 0 {
+                behind_guests::before_user_mode();
+            }
         }
         match decide::<USER_END>(regs) {
             Exit::Sysret if static_branch_unlikely::<SysretOff>() => {
@@ -317,9 +343,10 @@ pub fn apply_options(command_line: &str) {
     }
 }
 
-/// What `stack_secret` is multiplied by at each call (Knuth's MMIX): offsets take its highest bits,
-/// which nobody sees.
-const STACK_STEP: u64 = 6_364_136_223_846_793_005;
+/// What `stack_secret` is multiplied by at each call: 5 modulo 8, so that with an odd increment all
+/// values come (Knuth 2, 3.2.1.2), and no longer than an instruction's immediate. Offsets take the
+/// highest bits, which nobody sees.
+const STACK_STEP: i32 = 0x7ac3_9b15;
 
 /// Off: every system call begins at the same address of its stack.
 enum NoStackOffset {}
@@ -350,7 +377,7 @@ pub(crate) fn renew_stack_secret() {
     percpu::local().stack_secret.set(crate::entropy::random_u64());
 }
 
-/// Makes all CPUs take the entries of [`instrumented_system_call`], for good.
+/// Makes all CPUs take the entries that instrument them, for good.
 pub fn instrument_calls() {
     crate::entry::descriptors::instrument_calls();
     crate::context_tracking::tlb::reload_entries();

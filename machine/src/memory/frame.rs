@@ -12,7 +12,7 @@
 //! Neighbours: `heap` carves small kernel objects out of these frames; `memory` maps them.
 
 use core::num::NonZeroU32;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crate::cpu::percpu::{CpuCell, PerCpu};
 use crate::cpu::sync::{IrqGuard, SpinLock};
@@ -45,7 +45,7 @@ static TOTAL_FRAMES: AtomicUsize = AtomicUsize::new(0);
 /// Copy of `Buddy::free_frames` for those who take no lock.
 static FREE_FRAMES: AtomicUsize = AtomicUsize::new(0);
 /// Whether that is less than `LEAST_FREE`: every system call asks.
-static IS_SHORT: AtomicBool = AtomicBool::new(false);
+static IS_SHORT: AtomicU32 = AtomicU32::new(0);
 /// The least that `Buddy::free_frames` has been since boot; written under the lock.
 static FEWEST_FREE: AtomicUsize = AtomicUsize::new(usize::MAX);
 
@@ -428,7 +428,7 @@ fn with_buddy<R>(f: impl FnOnce(&mut Buddy) -> R) -> R {
 /// Tells those who take no lock how much is free. The lock of `buddy` is held.
 fn publish_free(buddy: &Buddy) {
     FREE_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
-    let is_short = buddy.free_frames < LEAST_FREE.load(Ordering::Relaxed);
+    let is_short = u32::from(buddy.free_frames < LEAST_FREE.load(Ordering::Relaxed));
     if is_short != IS_SHORT.load(Ordering::Relaxed) {
         IS_SHORT.store(is_short, Ordering::Relaxed);
     }
@@ -659,6 +659,12 @@ static LEAST_FREE: AtomicUsize = AtomicUsize::new(0);
 /// Whether so little memory is left that only the kernel itself should take more. Takes no lock.
 #[inline]
 pub fn is_short() -> bool {
+    is_short_word() != 0
+}
+
+/// [`is_short`] as a word, to be asked with another one: not 0 if so.
+#[inline(always)]
+pub fn is_short_word() -> u32 {
     IS_SHORT.load(Ordering::Relaxed)
 }
 

@@ -10,7 +10,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::arch::global_asm;
-use core::cell::{RefCell, UnsafeCell};
+use core::cell::{Cell, UnsafeCell};
 use core::marker::PhantomData;
 use core::mem::offset_of;
 use core::ops::Deref;
@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use entry::{Origin, PtRegs};
 use text_patching::jump_label::RO_AFTER_INIT;
 
-use crate::cpu::percpu::{self, TaskHead};
+use crate::cpu::percpu::{self, FRAME_LENT, TaskHead};
 use crate::cpu::shadow_stack::ShadowStack;
 use crate::cpu::sync::{Once, SpinLock};
 use crate::cpu::{self, MAX_CPUS, features, msr, wrmsr};
@@ -282,23 +282,23 @@ impl Task {
         self.part.release();
     }
 
-    /// Sets bits of the exit-work word; the program sees the kernel again before it runs on. If it
+    /// Sets bits of the exit-work word (bit 31 is the machine's); the program sees the kernel again before it runs on. If it
     /// runs on another CPU, that CPU also needs an interrupt.
     #[inline(always)]
     pub fn set_work(&self, bits: u32) {
-        self.head.work.fetch_or(bits, Ordering::SeqCst);
+        self.head.work.fetch_or(bits & !FRAME_LENT, Ordering::SeqCst);
     }
 
     /// Clears bits of the exit-work word and returns what it was.
     #[inline(always)]
     pub fn take_work(&self, bits: u32) -> u32 {
-        self.head.work.fetch_and(!bits, Ordering::SeqCst)
+        self.head.work.fetch_and(!bits | FRAME_LENT, Ordering::SeqCst) & !FRAME_LENT
     }
 
     /// The exit-work word.
     #[inline(always)]
     pub fn work(&self) -> u32 {
-        self.head.work.load(Ordering::SeqCst)
+        self.head.work.load(Ordering::SeqCst) & !FRAME_LENT
     }
 
     /// Whether a CPU runs the task right now.
@@ -436,8 +436,14 @@ fn place_of_task<T: Schedulable>(thread: &T) -> usize {
     place
 }
 
-/// A value inside a thread's structure that only the thread itself reaches: no lock, no count.
-pub struct ThreadCell<T>(RefCell<T>);
+/// A value inside a thread's structure that only the thread itself reaches: no lock, and no count of
+/// the value's own.
+pub struct ThreadCell<T> {
+    /// Calls of `with` that have not returned. Each has a frame on the thread's stack, so it does
+    /// not overflow.
+    readers: Cell<usize>,
+    value: UnsafeCell<T>,
+}
 
 // SAFETY: `owner` lets only the thread in whose structure the cell lies reach the value; `T: Send`
 // because the structure, and the value with it, may be dropped by another thread.
@@ -446,31 +452,44 @@ unsafe impl<T: Send> Sync for ThreadCell<T> {}
 impl<T> ThreadCell<T> {
     /// A cell with a value.
     pub const fn new(value: T) -> Self {
-        ThreadCell(RefCell::new(value))
+        ThreadCell { readers: Cell::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Calls `f` with the value. Panics if the cell is not in `thread`, or is being changed.
+    /// Calls `f` with the value. Panics if the cell is not in `thread`.
     #[inline(always)]
     pub fn with<Th, R>(&self, thread: Current<Th>, f: impl FnOnce(&T) -> R) -> R {
-        f(&self.owned_by(&thread).borrow())
+        assert!(self.is_in(&thread), "a cell of another thread");
+        // SAFETY: the cell is the running thread's.
+        unsafe { self.with_own(f) }
     }
 
     /// Puts a value there and returns the one before. Panics as `with`, or from inside `with`.
     pub fn replace<Th>(&self, thread: Current<Th>, value: T) -> T {
-        self.owned_by(&thread).replace(value)
+        assert!(self.is_in(&thread), "a cell of another thread");
+        assert!(self.readers.get() == 0, "a value that is being read");
+        // SAFETY: no other thread gets here, and this one is in no `with_own`, which alone give
+        // out references.
+        unsafe { core::mem::replace(&mut *self.value.get(), value) }
     }
 
-    /// The cell, for the thread whose structure it is part of. `Current` cannot leave its thread.
+    /// # Safety
+    /// The cell lies in the structure of the running thread.
     #[inline(always)]
-    fn owned_by<Th>(&self, thread: &Current<Th>) -> &RefCell<T> {
-        assert!(self.is_in(thread), "a cell of another thread");
-        &self.0
+    unsafe fn with_own<R>(&self, f: impl FnOnce(&T) -> R) -> R {
+        self.readers.set(self.readers.get().wrapping_add(1));
+        // SAFETY: only `replace` changes the value, and not while `readers` counts this call. If
+        // `f` does not return, it counts for ever.
+        let result = f(unsafe { &*self.value.get() });
+        self.readers.set(self.readers.get().wrapping_sub(1));
+        result
     }
 
+    /// Whether the cell is part of the running thread's structure. `Current` cannot leave its
+    /// thread.
     #[inline(always)]
     fn is_in<Th>(&self, thread: &Current<Th>) -> bool {
         let start: *const Th = &**thread;
-        let offset = (&raw const self.0).addr().wrapping_sub(start.addr());
+        let offset = (&raw const *self).addr().wrapping_sub(start.addr());
         offset < size_of::<Th>()
     }
 }
@@ -498,20 +517,19 @@ impl<T> OwnedCell<T> {
     #[inline(always)]
     pub fn read<Th, R>(&self, reader: Current<Th>, f: impl FnOnce(&T) -> R) -> R {
         if self.value.is_in(&reader) {
-            return f(&self.value.0.borrow());
+            // SAFETY: just asked.
+            return unsafe { self.value.with_own(f) };
         }
         let _change = self.change.lock();
-        // SAFETY: `RefCell` gives a pointer to the value without looking at its flag, which is the
-        // owner's. Only `replace` writes through it, and waits for `change`.
-        f(unsafe { &*self.value.0.as_ptr() })
+        // SAFETY: only `replace` changes the value, and waits for `change`.
+        f(unsafe { &*self.value.value.get() })
     }
 
     /// Puts a value there and returns the one before. Panics if the cell is not in `thread`, or
     /// from inside `read`.
     pub fn replace<Th>(&self, thread: Current<Th>, value: T) -> T {
-        let cell = self.value.owned_by(&thread);
         let _change = self.change.lock();
-        cell.replace(value)
+        self.value.replace(thread, value)
     }
 }
 

@@ -234,6 +234,15 @@ pub fn decide<const LIMIT: u64>(regs: &PtRegs) -> Exit {
     Exit::Sysret
 }
 
+/// Whether SYSRET gives back a frame that SYSCALL left and nobody has changed: [`decide`] for those.
+/// RIP is canonical, since an instruction lies before it; RCX, R11, CS and SS are right, and no
+/// program has rights to ports or runs with interrupts masked. What is left are two flags.
+#[inline(always)]
+#[must_use]
+pub fn returns_by_sysret(regs: &PtRegs) -> bool {
+    regs.rflags & (flags::TF | flags::RF) == 0
+}
+
 #[cold]
 fn decide_slowly<const LIMIT: u64>(regs: &PtRegs) -> Exit {
     use IretReason::*;
@@ -413,6 +422,23 @@ mod tests {
             }
         }
         assert!(seen.iter().all(|&n| n > 10_000), "the generator misses a branch: {seen:?}");
+    }
+
+    #[test]
+    fn frames_of_syscall_need_two_flags_alone() {
+        // What a program can have in RFLAGS: IRET's bits without rights, interrupts on.
+        let can_have = IRET_LOADS & !flags::IOPL;
+        let mut seen = [0u32; 2];
+        for bits in 0..1u64 << 22 {
+            let rflags = bits & can_have | flags::IF | flags::FIXED;
+            for rip in [2, 0x401000, LIMIT - 1] {
+                let regs = PtRegs { rip, rcx: rip, rflags, r11: rflags, ..plain() };
+                let by_sysret = decide::<LIMIT>(&regs) == Exit::Sysret;
+                assert_eq!(returns_by_sysret(&regs), by_sysret, "{regs:x?}");
+                seen[usize::from(by_sysret)] += 1;
+            }
+        }
+        assert!(seen.iter().all(|&n| n > 1000), "{seen:?}");
     }
 
     #[test]

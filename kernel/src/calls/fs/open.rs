@@ -156,8 +156,8 @@ fn resolve_flags(resolve: u64) -> Result<u32> {
 }
 
 /// close(2).
-pub fn close(fd: u64) -> Result<u64> {
-    let file = Own::with_files(current(), |files| files.remove(fd as Fd))?;
+pub fn close(thread: Current<Thread>, fd: u32) -> Result<u64> {
+    let file = Own::with_files(thread, |files| files.remove(fd))?;
     drop(file);
     Ok(0)
 }
@@ -230,9 +230,9 @@ fn dup_to(old: Fd, new: Fd, close_on_exec: bool) -> Result<u64> {
 }
 
 /// umask(2).
-pub fn umask(mask: u32) -> Result<u64> {
+pub fn umask(thread: Current<Thread>, mask: u32) -> u32 {
     let set = |own: &FsContext| own.umask.swap(mask & 0o777, Ordering::Relaxed);
-    Ok(Own::with_fs(current(), set).into())
+    Own::with_fs(thread, set)
 }
 
 /// Longest name of a memfd, without its NUL (memfd_create(2)).

@@ -1,9 +1,9 @@
 //! The alternate signal stack (sigaltstack(2)).
 
 use abi::{Errno, Result, general as raw};
-use entry::PtRegs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 
@@ -80,7 +80,7 @@ impl AltStack {
 }
 
 /// sigaltstack(2).
-pub fn sigaltstack(regs: &mut PtRegs, new: UserPtr<StackT>, old_at: u64) -> Result<u64> {
+pub fn sigaltstack(regs: &mut Args, new: UserPtr<StackT>, old_at: u64) -> Result<u64> {
     let new = new.non_null().map(UserPtr::read).transpose()?;
     let thread = current();
     let old = {
