@@ -292,6 +292,7 @@ pub(crate) unsafe fn pending_work() -> u32 {
 
 /// The running thread's call has its frame lent, or no more. No way out looks in between: it is
 /// this thread's own.
+#[inline(always)]
 pub(crate) fn note_lent_frame() {
     // SAFETY: only a program's thread has a frame, and its slot's reference keeps its task alive.
     unsafe { &*running_task() }.work.fetch_or(FRAME_LENT, Ordering::Relaxed);
@@ -301,6 +302,7 @@ pub(crate) fn note_lent_frame() {
 ///
 /// # Safety
 /// As [`pending_work`].
+#[inline(always)]
 pub(crate) unsafe fn forget_lent_frame() {
     // SAFETY: the slot's reference keeps the running task alive, and the caller knows there is one.
     unsafe { &*running_task() }.work.fetch_and(!FRAME_LENT, Ordering::Relaxed);

@@ -38,6 +38,7 @@ impl CallRegs {
     }
 
     /// All registers, to be changed: the way out looks at them again.
+    #[inline]
     pub fn all(&mut self) -> &mut PtRegs {
         percpu::note_lent_frame();
         &mut self.regs
