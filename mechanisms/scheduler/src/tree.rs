@@ -100,18 +100,53 @@ impl<D> Nodes<D> {
         index
     }
 
+    /// Hangs a new node into a tree; the tree's root. Of the nodes on the way only those below the
+    /// last one that leans (whose subtrees differ in height) grow, and that one alone may have to
+    /// be turned (Knuth, The Art of Computer Programming 3, 6.2.3, algorithm A): nothing is done on
+    /// a way back up.
+    #[inline(never)]
     fn link(&mut self, root: u32, new: u32, key: Key) -> u32 {
-        if root == NIL {
-            return new;
+        let vruntime = self.at(new).vruntime;
+        let (mut at, mut parent) = (root, NIL);
+        // The last one that leans, if it leans to this side; what is above it; what grows first.
+        let (mut turned, mut above, mut grows) = (NIL, NIL, root);
+        loop {
+            let node = &mut self.all[at as usize];
+            node.least = node.least.min(vruntime);
+            let (left, right) = (node.left, node.right);
+            let is_before = key < node.key;
+            let next = if is_before { left } else { right };
+            let (left, right) = (self.height(left), self.height(right));
+            if left != right {
+                turned = if is_before == (left > right) { at } else { NIL };
+                (above, grows) = (parent, if next == NIL { new } else { next });
+            }
+            if next == NIL {
+                let node = &mut self.all[at as usize];
+                *(if is_before { &mut node.left } else { &mut node.right }) = new;
+                break;
+            }
+            (parent, at) = (at, next);
         }
-        if key < self.at(root).key {
-            let left = self.link(self.at(root).left, new, key);
-            self.all[root as usize].left = left;
-        } else {
-            let right = self.link(self.at(root).right, new, key);
-            self.all[root as usize].right = right;
+        while grows != new {
+            self.all[grows as usize].height += 1;
+            grows = *self.towards(grows, key);
         }
-        self.balance(root)
+        if turned == NIL {
+            return root;
+        }
+        let top = self.balance(turned);
+        if above == NIL {
+            return top;
+        }
+        *self.towards(above, key) = top;
+        root
+    }
+
+    /// The child of a node on whose side a key lies.
+    fn towards(&mut self, index: u32, key: Key) -> &mut u32 {
+        let node = &mut self.all[index as usize];
+        if key < node.key { &mut node.left } else { &mut node.right }
     }
 
     /// Takes the node at `index` out of the tree at `root`, which it must be in.
