@@ -80,12 +80,14 @@ pub(super) struct Pages {
 #[derive(Default)]
 pub(super) struct Taken {
     single: Vec<Page>,
+    /// Single ones that were all there was from a place on: the tree's own nodes.
+    tail: BTreeMap<u64, Page>,
     huge: Vec<HugeFrame>,
 }
 
 impl Taken {
     pub(super) fn count(&self) -> usize {
-        self.single.len() + self.huge.len() * HUGE_FRAMES
+        self.single.len() + self.tail.len() + self.huge.len() * HUGE_FRAMES
     }
 }
 
@@ -217,12 +219,28 @@ impl Pages {
                 self.split(cut / RUN);
             }
         }
-        let single = self.single.extract_if(first..end, |_, _| true);
-        let single = single.map(|(_, page)| page).collect();
+        let (single, tail) = self.take_single(first..end);
         let runs = first.div_ceil(RUN)..(end / RUN).max(first.div_ceil(RUN));
         let huge: Vec<_> = self.huge.extract_if(runs, |_, _| true).map(|(_, run)| run).collect();
         note_runs(-(huge.len() as i64));
-        Taken { single, huge }
+        Taken { single, tail, huge }
+    }
+
+    /// Takes the single pages of a range out. What reaches to the last one (ftruncate(2), the end
+    /// of a file) is cut off in a few steps: the spin lock is not held for as long as there are
+    /// pages.
+    #[inline(never)]
+    fn take_single(&mut self, range: Range<u64>) -> (Vec<Page>, BTreeMap<u64, Page>) {
+        let all = self.single.first_key_value().is_none_or(|(&at, _)| at >= range.start);
+        let to_last = self.single.last_key_value().is_none_or(|(&at, _)| at < range.end);
+        match (all, to_last) {
+            (true, true) => (Vec::new(), core::mem::take(&mut self.single)),
+            (false, true) => (Vec::new(), self.single.split_off(&range.start)),
+            _ => {
+                let taken = self.single.extract_if(range, |_, _| true);
+                (taken.map(|(_, page)| page).collect(), BTreeMap::new())
+            }
+        }
     }
 
     /// Makes a run single pages.
@@ -242,7 +260,7 @@ impl Pages {
         }
         let is_unused = |_: &u64, page: &mut Page| page.frame.refs() == 1;
         let single = self.single.extract_if(first.., is_unused).map(|(_, page)| page).collect();
-        Taken { single, huge: Vec::new() }
+        Taken { single, ..Taken::default() }
     }
 
     /// The first place from `index` on that has data.
