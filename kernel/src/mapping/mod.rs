@@ -15,6 +15,8 @@ mod protect;
 mod remap;
 mod seal;
 
+use alloc::vec::Vec;
+
 use abi::{Errno, Result, general as raw};
 use machine::frame::PAGE_SIZE;
 use machine::memory::{Prot, USER_END};
@@ -76,6 +78,9 @@ pub fn brk(wanted: u64) -> Result<u64> {
     result
 }
 
+/// Pages that mincore(2) answers for with one turn at the address space's lock.
+const MINCORE_PAGES: u64 = 4096;
+
 /// mincore(2).
 pub fn mincore(address: u64, length: u64, pages: UserPtr<u8>) -> Result<u64> {
     let (start, end) = page_range(address, length, Errno::ENOMEM)?;
@@ -84,7 +89,10 @@ pub fn mincore(address: u64, length: u64, pages: UserPtr<u8>) -> Result<u64> {
     }
     let mm = current().process.mm()?;
     let target = pages;
-    let mut answer = [0u8; 1024];
+    let most = ((end - start) / PAGE).min(MINCORE_PAGES) as usize;
+    let mut answer = Vec::new();
+    answer.try_reserve_exact(most).map_err(|_| Errno::EAGAIN)?;
+    answer.resize(most, 0);
     let mut at = start;
     while at < end {
         let pages = ((end - at) / PAGE).min(answer.len() as u64) as usize;
@@ -103,22 +111,34 @@ impl MmInner {
     /// Says of each page from `start` on whether it is in memory: 1, or 0. Returns how many pages
     /// there are before a hole.
     fn resident(&self, start: u64, answer: &mut [u8]) -> usize {
-        answer.fill(0);
         let end = start + answer.len() as u64 * PAGE;
         let number = |address: u64| ((address - start) / PAGE) as usize;
         let mut at = start;
         while at < end {
             let Some((vma_start, vma)) = self.find(at) else { return number(at) };
             let stop = vma.end.min(end);
-            if let Backing::File { cache, page_offset, .. } = &vma.backing {
-                for page in (at..stop).step_by(PAGE_SIZE) {
-                    let index = page_offset + (page - vma_start) / PAGE;
-                    answer[number(page)] = u8::from(cache.has_data(index));
+            let unmapped = |from: u64, to: u64, answer: &mut [u8]| match &vma.backing {
+                Backing::File { cache, page_offset, .. } => {
+                    for (page, told) in (from..to).step_by(PAGE_SIZE).zip(answer) {
+                        let index = page_offset + (page - vma_start) / PAGE;
+                        *told = u8::from(cache.has_data(index));
+                    }
                 }
-            }
+                _ => answer.fill(0),
+            };
+            // Pages that are mapped one after the other: told at once.
+            let mut run = at..at;
             self.table.for_each_part(at, stop, |part| {
-                answer[number(part.start)..number(part.end)].fill(1);
+                if part.start != run.end {
+                    answer[number(run.start)..number(run.end)].fill(1);
+                    let gap = &mut answer[number(run.end)..number(part.start)];
+                    unmapped(run.end, part.start, gap);
+                    run.start = part.start;
+                }
+                run.end = part.end;
             });
+            answer[number(run.start)..number(run.end)].fill(1);
+            unmapped(run.end, stop, &mut answer[number(run.end)..number(stop)]);
             at = stop;
         }
         answer.len()
