@@ -1,7 +1,8 @@
 //! Calls that decide by where something is, while somebody else moves it: path walks against
-//! renames and mounts. Each test checks an invariant in every round, never who wins.
+//! renames and mounts, a file's end against processes that map it. Each test checks an invariant in
+//! every round, never who wins.
 //!
-//! Manual pages: openat2(2), path_resolution(7), getcwd(3), rename(2), mount(2).
+//! Manual pages: openat2(2), path_resolution(7), getcwd(3), rename(2), mount(2), mmap(2).
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
@@ -11,7 +12,7 @@ use crate::{sc, tests};
 tests!("races":
     beneath_against_rename, in_root_against_rename, beneath_against_exchange,
     getcwd_against_renames, proc_links_against_renames, no_cycles_by_renames,
-    bind_mount_keeps_its_part,
+    bind_mount_keeps_its_part, truncation_reaches_new_processes,
 );
 
 /// Rounds of a test: at two CPUs enough to meet each bug when it was there.
@@ -206,4 +207,46 @@ fn bind_mount_keeps_its_part() {
     close(up(c"../..").fd());
     close(fd);
     sc!(SYS_umount2, mnt.as_ptr(), 0).is(0);
+}
+
+/// A file becomes shorter while who maps it forks: the child does not keep what lay behind the end.
+fn truncation_reaches_new_processes() {
+    const PAGE: usize = 4096;
+    const TURNS: u32 = 300;
+    let path = format!("{}/file", dir());
+    let fd = open(&path, O_RDWR | O_CREAT).fd();
+    sc!(SYS_ftruncate, fd, 2 * PAGE).is(0);
+    let mapped = mmap(0, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0).must();
+    let second = (mapped + PAGE) as *mut u8;
+    let shared = new_shared();
+    let (ready, go, done, over) = (&shared[0], &shared[1], &shared[2], &shared[3]);
+    let forking = fork(|| {
+        for turn in 1..=TURNS {
+            // SAFETY: a page of the mapping and of the file, which has both pages now.
+            unsafe { second.write_volatile(5) };
+            ready.store(turn, SeqCst);
+            while go.load(SeqCst) != turn {
+                let _ = sc!(SYS_sched_yield);
+            }
+            let child = fork(|| {
+                until_at_least(done, turn);
+                // SAFETY: as above: the file has both pages again.
+                i32::from(unsafe { second.read_volatile() } != 7)
+            });
+            wait_code(child, 0);
+            over.store(turn, SeqCst);
+        }
+        0
+    });
+    for turn in 1..=TURNS {
+        until_at_least(ready, turn);
+        go.store(turn, SeqCst);
+        (0..turn * 40).for_each(|_| std::hint::spin_loop());
+        sc!(SYS_ftruncate, fd, PAGE).is(0);
+        sc!(SYS_ftruncate, fd, 2 * PAGE).is(0);
+        sc!(SYS_pwrite64, fd, [7u8].as_ptr(), 1, PAGE).is(1);
+        done.store(turn, SeqCst);
+        until_at_least(over, turn);
+    }
+    wait_code(forking, 0);
 }

@@ -16,7 +16,6 @@
 //! without it.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::ops::RangeInclusive;
@@ -30,10 +29,12 @@ use crate::base::io::{Sink, Source};
 use crate::base::sync::{Mutex, WaitQueue};
 
 pub mod huge;
+mod mappers;
 mod pages;
 mod reading;
 
 use huge::HugeFiles;
+use mappers::Mappers;
 use pages::{Look, Page, PageState, Pages, Taken};
 pub use reading::Coming;
 use reading::Windows;
@@ -84,7 +85,7 @@ pub struct PageCache {
     /// Woken when pages have been read or written back, or have become a run.
     settled: WaitQueue,
     resizing: Mutex<()>,
-    mappers: SpinLock<Mappers>,
+    mappers: Mappers,
     /// A run reaches beyond the end, or did.
     has_tail: AtomicBool,
 }
@@ -98,31 +99,6 @@ pub trait Mapper: Send + Sync {
     fn may_write_file(&self, file: &PageCache) -> bool;
     /// How many areas map the file.
     fn areas_of_file(&self, file: &PageCache) -> u64;
-}
-
-/// The address spaces that map a file, or did, by where they lie in memory.
-#[derive(Default)]
-struct Mappers {
-    spaces: BTreeMap<usize, Weak<dyn Mapper>>,
-    /// With so many it is time to look for those that are gone.
-    purge_at: usize,
-}
-
-impl Mappers {
-    fn add(&mut self, mm: Arc<dyn Mapper>) {
-        // A space that is gone leaves no memory behind while it is here: addresses are its own.
-        if self.spaces.insert(Arc::as_ptr(&mm).addr(), Arc::downgrade(&mm)).is_none()
-            && self.spaces.len() > self.purge_at
-        {
-            self.purge();
-        }
-    }
-
-    fn purge(&mut self) {
-        const LEAST: usize = 8;
-        self.spaces.retain(|_, mm| mm.strong_count() > 0);
-        self.purge_at = 2 * self.spaces.len() + LEAST;
-    }
 }
 
 /// Caches with a backend, whose clean pages can be dropped when memory is short.
@@ -164,7 +140,7 @@ impl PageCache {
             windows: SpinLock::new(Windows::default()),
             settled: WaitQueue::new(),
             resizing: Mutex::new(()),
-            mappers: SpinLock::new(Mappers::default()),
+            mappers: Mappers::default(),
             has_tail: AtomicBool::new(false),
         })
     }
@@ -243,18 +219,17 @@ impl PageCache {
     }
 
     fn unmap(&self, first: u64, end: u64) {
-        self.mappers.lock().purge();
-        self.mappers().iter().for_each(|mm| mm.unmap_file_pages(self, first, end, true));
+        self.mappers.visit(|mm| mm.unmap_file_pages(self, first, end, true));
     }
 
     /// Takes the pages from programs that share them: they fault and have them again.
     fn unmap_shared(&self, first: u64, end: u64) {
-        self.mappers().iter().for_each(|mm| mm.unmap_file_pages(self, first, end, false));
+        self.mappers.visit(|mm| mm.unmap_file_pages(self, first, end, false));
     }
 
     /// Notes that `mm` maps the file.
     pub fn add_mapper(&self, mm: Arc<dyn Mapper>) {
-        self.mappers.lock().add(mm);
+        self.mappers.add(&mm);
     }
 
     /// Zeroes bytes `[from, to)` of one page, if it is there. One that is being read may come with
@@ -585,17 +560,12 @@ impl PageCache {
 
     /// Whether a program shares the file by a mapping that is or may become writable.
     pub fn is_mapped_writable(&self) -> bool {
-        self.mappers().iter().any(|mm| mm.may_write_file(self))
+        self.mappers.living().iter().any(|mm| mm.may_write_file(self))
     }
 
     /// How many areas of all programs map the file.
     pub fn count_areas(&self) -> u64 {
-        self.mappers().iter().map(|mm| mm.areas_of_file(self)).sum()
-    }
-
-    /// The address spaces that map the file, or did.
-    fn mappers(&self) -> Vec<Arc<dyn Mapper>> {
-        self.mappers.lock().spaces.values().filter_map(Weak::upgrade).collect()
+        self.mappers.living().iter().map(|mm| mm.areas_of_file(self)).sum()
     }
 
     /// Reserves memory for `[offset, offset + len)`, so that writing there cannot run out of it.
