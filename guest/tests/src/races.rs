@@ -1,8 +1,9 @@
 //! Calls that decide by where something is, while somebody else moves it: path walks against
-//! renames and mounts, a file's end against processes that map it. Each test checks an invariant in
-//! every round, never who wins.
+//! renames and mounts, who has which id against processes that come, go and change groups, a file's
+//! end against processes that map it. Each test checks an invariant in every round, never who wins.
 //!
-//! Manual pages: openat2(2), path_resolution(7), getcwd(3), rename(2), mount(2), mmap(2).
+//! Manual pages: openat2(2), path_resolution(7), getcwd(3), rename(2), mount(2), setpgid(2),
+//! kill(2), proc(5), mmap(2).
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
@@ -12,7 +13,8 @@ use crate::{sc, tests};
 tests!("races":
     beneath_against_rename, in_root_against_rename, beneath_against_exchange,
     getcwd_against_renames, proc_links_against_renames, no_cycles_by_renames,
-    bind_mount_keeps_its_part, truncation_reaches_new_processes,
+    bind_mount_keeps_its_part, groups_keep_their_members, processes_are_listed_once,
+    ids_are_given_out_once, truncation_reaches_new_processes,
 );
 
 /// Rounds of a test: at two CPUs enough to meet each bug when it was there.
@@ -207,6 +209,104 @@ fn bind_mount_keeps_its_part() {
     close(up(c"../..").fd());
     close(fd);
     sc!(SYS_umount2, mnt.as_ptr(), 0).is(0);
+}
+
+/// Processes that swing between three groups and their own. None is ever in two, or in none.
+fn groups_keep_their_members() {
+    const MOVERS: usize = 3;
+    let shared = new_shared();
+    let (stop, ids) = (&shared[0], &shared[1..=MOVERS]);
+    let home = sc!(SYS_getpgid, 0).must() as i32;
+    let movers: Vec<i32> = (0..MOVERS)
+        .map(|own| {
+            fork(|| {
+                sc!(SYS_setpgid, 0, 0).is(0);
+                ids[own].store(pid() as u32, SeqCst);
+                while stop.load(SeqCst) == 0 {
+                    for other in ids {
+                        // Of one that has not begun yet, or is elsewhere: there is no such group.
+                        let _ = sc!(SYS_setpgid, 0, other.load(SeqCst));
+                        sc!(SYS_setpgid, 0, home).is(0);
+                    }
+                }
+                0
+            })
+        })
+        .collect();
+    ids.iter().for_each(|id| until(|| id.load(SeqCst) != 0));
+    for _ in 0..ROUNDS / 10 {
+        for &mover in &movers {
+            let group = sc!(SYS_getpgid, mover).must() as i32;
+            assert!(group == home || movers.contains(&group), "{mover} is in {group}");
+            let there = sc!(SYS_kill, -mover, 0);
+            assert!(matches!(there, Ok(0) | Err(ESRCH)), "kill: {there:?}");
+        }
+    }
+    stop.store(1, SeqCst);
+    // The last move of each is home. There its parent puts it into a group that gets a signal.
+    let members = [fork(sleep_for_ever), fork(sleep_for_ever)];
+    members.iter().for_each(|&member| sc!(SYS_setpgid, member, members[0]).is(0));
+    movers.iter().for_each(|&mover| wait_code(mover, 0));
+    movers.iter().for_each(|&mover| sc!(SYS_kill, -mover, 0).fails(ESRCH));
+    sc!(SYS_kill, -members[0], SIGKILL).is(0);
+    members.iter().for_each(|&member| wait_signal(member, SIGKILL));
+    sc!(SYS_kill, -members[0], 0).fails(ESRCH);
+}
+
+fn sleep_for_ever() -> i32 {
+    loop {
+        nap(1000);
+    }
+}
+
+/// A process that forks and waits all the time, twice.
+fn forking(stop: &'static AtomicU32) -> [i32; 2] {
+    [(); 2].map(|()| {
+        fork(|| {
+            while stop.load(SeqCst) == 0 {
+                wait_code(fork(|| 0), 0);
+            }
+            0
+        })
+    })
+}
+
+/// /proc lists ids in order, each once, and leaves out nobody who was there all the time.
+fn processes_are_listed_once() {
+    let stop = &new_shared()[0];
+    let others = forking(stop);
+    let mut stay = vec![pid(), others[0], others[1]];
+    stay.extend((0..3).map(|_| fork(sleep_for_ever)));
+    for round in 0..300 {
+        let names = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
+        let ids: Vec<i32> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
+        assert!(ids.is_sorted_by(|one, next| one < next), "round {round}: {ids:?}");
+        let missing: Vec<_> = stay.iter().filter(|pid| !ids.contains(pid)).collect();
+        assert!(missing.is_empty(), "round {round}: {missing:?} of {stay:?} are not in {ids:?}");
+    }
+    stop.store(1, SeqCst);
+    others.iter().for_each(|&other| wait_code(other, 0));
+    for &sleeper in &stay[3..] {
+        sc!(SYS_kill, sleeper, SIGKILL).is(0);
+        wait_signal(sleeper, SIGKILL);
+    }
+}
+
+/// Two that fork at once never have children of one id, and the id of a child means that child
+/// until it has been waited for.
+fn ids_are_given_out_once() {
+    let stop = &new_shared()[0];
+    let others = forking(stop);
+    for _ in 0..200 {
+        let children: Vec<i32> = (0..4).map(|_| fork(|| 0)).collect();
+        for &child in &children {
+            assert_eq!(sc!(SYS_kill, child, 0), Ok(0), "a child or a zombie");
+            assert!(!others.contains(&child));
+        }
+        children.iter().for_each(|&child| wait_code(child, 0));
+    }
+    stop.store(1, SeqCst);
+    others.iter().for_each(|&other| wait_code(other, 0));
 }
 
 /// A file becomes shorter while who maps it forks: the child does not keep what lay behind the end.

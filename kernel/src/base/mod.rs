@@ -8,6 +8,7 @@ pub mod args;
 pub mod balance;
 pub mod counters;
 pub mod id_map;
+pub mod id_shards;
 pub mod identity;
 pub mod io;
 pub mod lists;

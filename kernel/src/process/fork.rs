@@ -506,6 +506,8 @@ impl Process {
             tracees: SpinLock::default(),
             creator_tid: AtomicU32::new(0),
             group: AtomicU32::new(pid),
+            membership: SpinLock::default(),
+            led: super::table::Group::default(),
             session: AtomicU32::new(pid),
             program: SpinLock::default(),
             exit_status: AtomicI32::new(0),

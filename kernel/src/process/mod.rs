@@ -6,9 +6,9 @@
 //!
 //! Reading order: this file, `fork`, `exec`, `exit`, `relations`, `wait`, `signal`, `futex`.
 //!
-//! Locks, outermost first: `TABLE`, a process's `relations`, its `threads`, its `signals`, a
-//! thread's `signals`, the scheduler's. Never two processes' `relations` at once except parent
-//! before child.
+//! Locks, outermost first: those of `table`, a process's `relations`, its `threads`, its
+//! `signals`, a thread's `signals`, the scheduler's. Never two processes' `relations` at once
+//! except parent before child.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -28,7 +28,6 @@ use crate::mm::Mm;
 use crate::security::landlock::Confinement;
 use crate::security::{Capability, Credentials, Limits, Resource};
 use crate::vfs::File;
-use table::Table;
 
 pub mod acting;
 mod capability;
@@ -56,6 +55,12 @@ pub mod usage;
 pub mod user_dispatch;
 pub mod wait;
 pub mod yama;
+
+use table::charge_thread;
+pub use table::{
+    charges, find_process, find_thread, group_members, join_group, last_pid, processes_from,
+    release_pid, session_of_group, threads_of_user, unregister_process,
+};
 
 pub use own::{Own, file_of, own_file, own_open_file};
 pub use program::Program;
@@ -253,6 +258,10 @@ pub struct Process {
     pub creator_tid: AtomicU32,
     /// Process group; [`join_group`] changes it.
     group: AtomicU32,
+    /// Its place in that group.
+    membership: SpinLock<table::Membership>,
+    /// The group with its id.
+    led: table::Group,
     /// Session.
     pub session: AtomicU32,
     /// The program that runs: path for /proc/PID/exe and command line area (start, end addresses).
@@ -298,24 +307,18 @@ pub struct Process {
 /// Largest id, as Linux on 64-bit machines.
 pub const PID_MAX: Pid = 4_194_304;
 
-/// Signals and waits look here all the time; who comes and goes writes.
-static TABLE: ReadMostly<Table> = ReadMostly::new(Table::new());
-
 /// Reserves a fresh id for a thread, or the `chosen` one, which is charged to a user until the id
 /// is given back; EAGAIN when there are too many, EEXIST if somebody has the chosen one.
 pub fn allocate_pid(uid: u32, chosen: Option<Pid>) -> Result<Pid> {
     crate::base::reserve::check_reserve()?;
-    let (pid, threads) = {
-        let mut table = TABLE.lock();
-        if table.threads() >= THREADS_MAX {
-            return Err(Errno::EAGAIN);
+    let threads = table::admit().ok_or(Errno::EAGAIN)?;
+    let pid = match chosen {
+        None => table::keep_next(uid),
+        Some(pid) if table::keep(pid, uid) => pid,
+        Some(_) => {
+            table::dismiss();
+            return Err(Errno::EEXIST);
         }
-        let pid = match chosen {
-            None => table.keep_next(uid),
-            Some(pid) if table.keep(pid, uid) => pid,
-            Some(_) => return Err(Errno::EEXIST),
-        };
-        (pid, table.threads())
     };
     if let Err(error) = crate::base::sched::reserve(threads) {
         release_pid(pid);
@@ -324,83 +327,20 @@ pub fn allocate_pid(uid: u32, chosen: Option<Pid>) -> Result<Pid> {
     Ok(pid)
 }
 
-/// How many threads a user has, zombies included (RLIMIT_NPROC). The first user's are counted, too.
-#[must_use]
-pub fn threads_of_user(uid: u32) -> usize {
-    TABLE.read(|table| table.charged(uid))
-}
-
-/// For the accounts: how many users have threads, and how many they have together.
-#[must_use]
-pub fn charges() -> (usize, usize) {
-    TABLE.read(Table::charges)
-}
-
-/// A thread, if it is in the table, acts for another real user from now on.
-fn charge_thread(tid: Pid, uid: u32) {
-    TABLE.lock().charge(tid, uid);
-}
-
-/// Gives an id back.
-pub fn release_pid(pid: Pid) {
-    TABLE.lock().release_thread(pid);
-}
-
-/// Takes a process out of the table, once it has been waited for, and gives its id back.
-pub fn unregister_process(pid: Pid) {
-    let removed = {
-        let mut table = TABLE.lock();
-        let removed = table.remove(pid);
-        table.release_thread(pid);
-        removed
-    };
-    drop(removed);
-}
-
-/// Makes a process a member of a group, and of no other: of its own, or of one that has members,
-/// which are of `session`. EPERM.
-pub fn join_group(process: &Arc<Process>, group: Pid, session: Pid) -> Result<()> {
-    let mut table = TABLE.lock();
-    if !table.regroup(process.pid, process.group(), group, session) {
-        return Err(Errno::EPERM);
-    }
-    process.group.store(group, Ordering::Relaxed);
-    Ok(())
-}
-
-/// The session of a group that has a process, zombies included: all its members are of one.
-#[must_use]
-pub fn session_of_group(group: Pid) -> Option<Pid> {
-    TABLE.read(|table| table.session(group))
-}
-
-/// The processes of a group, zombies included, in the order in which they joined it.
-#[must_use]
-pub fn group_members(group: Pid) -> Vec<Arc<Process>> {
-    TABLE.lock().members(group).cloned().collect()
-}
-
 /// Enters a thread into the table, and with its first one its process.
 pub(super) fn enter_thread(thread: &Arc<Thread>) {
     let (tid, process, weak) = (thread.tid(), &thread.process, Arc::downgrade(thread));
-    let mut table = TABLE.lock();
     if tid == process.pid {
-        table.add(process, weak);
+        table::add(process, weak, &current().process);
     } else {
-        table.set_thread(tid, weak);
+        table::set_thread(tid, weak);
     }
 }
 
 /// Gives a thread that is in the table another id.
 pub(super) fn renumber_thread(thread: &Arc<Thread>, tid: Pid) {
-    TABLE.lock().renumber(thread.tid(), tid, Arc::downgrade(thread));
+    table::renumber(thread.tid(), tid, Arc::downgrade(thread));
     thread.base.tid.store(tid, Ordering::Relaxed);
-}
-
-/// The process with this id, zombies included.
-#[must_use]
-pub fn find_process(pid: Pid) -> Option<Arc<Process>> {
-    TABLE.read(|table| table.process(pid).cloned())
 }
 
 /// The process with this id, or that of the living thread with it: kill(2), prlimit(2) and others
@@ -410,28 +350,10 @@ pub fn find_by_tid(id: Pid) -> Option<Arc<Process>> {
     find_process(id).or_else(|| find_thread(id).map(|thread| thread.process.clone()))
 }
 
-/// The living thread with this id.
-#[must_use]
-pub fn find_thread(tid: Pid) -> Option<Arc<Thread>> {
-    TABLE.read(|table| table.thread(tid))
-}
-
 /// All processes, by id.
 #[must_use]
 pub fn all_processes() -> Vec<Arc<Process>> {
-    TABLE.lock().processes_from(0).cloned().collect()
-}
-
-/// At most `max` processes whose ids are `first` or above, by id.
-#[must_use]
-pub fn processes_from(first: Pid, max: usize) -> Vec<Arc<Process>> {
-    TABLE.lock().processes_from(first).take(max).cloned().collect()
-}
-
-/// The id given out last, for /proc/loadavg.
-#[must_use]
-pub fn last_pid() -> Pid {
-    TABLE.lock().next().saturating_sub(1)
+    processes_from(0, usize::MAX)
 }
 
 /// The first process of the machine: adopts orphans.

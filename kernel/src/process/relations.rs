@@ -87,7 +87,7 @@ pub fn detach(child: &Arc<Process>) -> bool {
 
 /// Forgets a zombie that has been detached, and gives its id back.
 pub fn forget(process: &Arc<Process>) {
-    unregister_process(process.pid);
+    unregister_process(process);
 }
 
 /// Who adopts the children of `process`: its nearest ancestor that asked to be a subreaper
