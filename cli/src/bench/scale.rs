@@ -4,7 +4,13 @@
 //! locks (`lockstat`) is asked how often an operation takes a lock that another CPU takes, too,
 //! since that is where CPUs meet, however they are run; how often one had to wait; and how many
 //! interrupts CPUs send each other, which Linux is asked for as well. With a thing for each CPU
-//! nothing should be shared. Counted like the other benches: the same numbers every time.
+//! nothing should be shared. Counted like the other benches: the same numbers every time, but where
+//! somebody waits and tries again.
+//!
+//! Threads of one process have not all things of their own: they have one address space and one
+//! table of descriptors, and who changes these meets the others there. Linux has one lock for each,
+//! too, so these rows are shown beside what Linux takes, and are no part of the reach; faults and
+//! reads of the same space and table are.
 //!
 //! Neighbours: `guest/bench/scale` is the program, `machine/src/cpu/lockstat.rs` counts.
 
@@ -29,6 +35,12 @@ const CPUS: u8 = 8;
 const LIMIT: Duration = Duration::from_secs(900);
 /// Rows with one thing for all CPUs: they share it.
 const ONE: &str = "one_";
+/// Rows in which threads change the one thing that their process has; how often Linux (6.12) takes
+/// its one lock for that in an operation if nobody waits; and that lock.
+const ONE_OF_PROCESS: [(&str, u32, &str); 2] = [
+    ("mmap_of_threads", 2, "the address space; Linux's mmap_lock, by mmap and by munmap"),
+    ("open_close_of_threads", 2, "the table of descriptors; Linux's file_lock, by open and close"),
+];
 /// Locks that an operation may share with other CPUs where each has a thing of its own.
 const SHARED_MAX: f64 = 0.05;
 
@@ -83,6 +95,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         false => {
             let linux_name = linux.as_ref().map(|linux| linux.name.as_str());
             let mut out = text(&rows, linux_rows.as_ref(), linux_name);
+            out += &of_processes(&rows);
             out += &places(&limen.output, &missed);
             crate::out::bytes(out.as_bytes());
         }
@@ -131,7 +144,8 @@ fn rows(figures: &Figures) -> Rows {
 fn missed(rows: &Rows) -> Vec<String> {
     let is_missed =
         |counts: &BTreeMap<u64, Counts>| counts.values().any(|of| of.shared > SHARED_MAX);
-    let own = rows.iter().filter(|(name, _)| !name.starts_with(ONE));
+    let is_one = |name: &str| ONE_OF_PROCESS.iter().any(|(row, ..)| *row == name);
+    let own = rows.iter().filter(|(name, _)| !name.starts_with(ONE) && !is_one(name));
     own.filter(|(_, counts)| is_missed(counts)).map(|(name, _)| name.clone()).collect()
 }
 
@@ -155,6 +169,22 @@ fn text(rows: &Rows, linux: Option<&Rows>, linux_name: Option<&str>) -> String {
     }
     if let Some(name) = linux_name {
         _ = writeln!(out, "Linux is {name}: its interrupts between CPUs");
+    }
+    out
+}
+
+/// What the threads of a process share because it has one, beside Linux.
+fn of_processes(rows: &Rows) -> String {
+    let mut out = String::new();
+    for (name, linux, what) in ONE_OF_PROCESS {
+        let Some(counts) = rows.get(name).and_then(|counts| counts.values().next_back()) else {
+            continue;
+        };
+        _ = writeln!(
+            out,
+            "{name}: threads share {what}: {:.2} of {:.2} locks here, {linux} on Linux",
+            counts.shared, counts.taken
+        );
     }
     out
 }
@@ -189,7 +219,14 @@ fn object(rows: &Rows, linux: Option<&Rows>, missed: &[String]) -> Value {
         };
         rows.iter().map(|(name, counts)| (name.clone(), row(counts))).collect()
     };
-    json!({ "schema": 1, "limen": of_rows(rows), "linux": linux.map(of_rows), "missed": missed })
+    let one_of_process: Value = ONE_OF_PROCESS
+        .iter()
+        .map(|&(name, linux, what)| {
+            (name.to_owned(), json!({ "linux_locks": linux, "what": what }))
+        })
+        .collect();
+    json!({ "schema": 1, "limen": of_rows(rows), "linux": linux.map(of_rows), "missed": missed,
+            "one_of_process": one_of_process })
 }
 
 #[cfg(test)]
@@ -204,15 +241,18 @@ mod tests {
             ("stat_2_taken", 300),
             ("pipe_2_operations", 100),
             ("pipe_2_shared", 1),
+            ("mmap_of_threads_2_operations", 10),
+            ("mmap_of_threads_2_shared", 20),
             ("one_pipe_2_operations", 10),
             ("one_pipe_2_shared", 50),
         ]
         .map(|(name, count)| (name.to_owned(), count))
         .into();
         let rows = rows(&figures);
-        assert_eq!(rows.len(), 3);
+        assert_eq!(rows.len(), 4);
         assert!((rows["stat"][&2].taken - 3.0).abs() < 1e-9);
         assert_eq!(missed(&rows), ["stat"]);
+        assert!(of_processes(&rows).starts_with("mmap_of_threads: threads share"));
         let said = places("place: stat_2 100 a.rs:1\nplace: one_pipe_2 5 b.rs:2\n", &missed(&rows));
         assert!(said.contains("stat_2 100 a.rs:1") && !said.contains("b.rs"));
     }
