@@ -2,8 +2,12 @@
 //!
 //! Single operations may be cheap while a list is searched behind them; so each row is measured at
 //! four sizes, and its slope (least squares, of the logarithms) is a figure of its own: 0 is a cost
-//! that does not grow, 1 one that grows with the number. One static program measures Limen and
-//! Linux in the same QEMU, by counted instructions; Linux's figures are kept in the cache.
+//! that does not grow, 1 one that grows with the number. A slope tells little where the number is
+//! what there is to do (pages, names): of two costs that grow by the same for each one more, the
+//! one that has less besides is steeper. So what each one more costs, between the two largest
+//! sizes, stands beside it, and steeper rows are told apart by whether they also add more from
+//! size to size. One static program measures Limen and Linux in the same QEMU, by counted
+//! instructions; Linux's figures are kept in the cache.
 //! Why it is hard: what is compared must be the same, so a row that fails at a size on either side
 //! is shown as failed, and a row that only one side has at all ends the bench.
 //!
@@ -37,6 +41,8 @@ const LIMIT: Duration = Duration::from_secs(1800);
 const GOAL: f64 = 1.0;
 /// Differences of slopes below this are noise of a logarithm over four points.
 const SLOPE_MARGIN: f64 = 0.05;
+/// Part of Linux's cost by which what a size adds may differ, for noise.
+const ADDS_MARGIN: f64 = 0.01;
 
 /// Instructions by size.
 type Costs = BTreeMap<u64, u64>;
@@ -56,13 +62,49 @@ impl Row {
         Some(*limen as f64 / (*linux).max(1) as f64)
     }
 
-    /// Whether it costs less than Linux's at each size, and grows no faster.
-    fn met(&self) -> bool {
-        let cheap = self.limen.keys().all(|&size| self.ratio(size).is_none_or(|r| r <= GOAL));
-        let slopes = slope(&self.limen).zip(self.linux.as_ref().and_then(slope));
-        let flat = slopes.is_none_or(|(limen, linux)| limen <= linux.max(0.0) + SLOPE_MARGIN);
-        cheap && flat
+    /// Whether it costs at most what Linux's does at each size.
+    fn is_cheap(&self) -> bool {
+        self.limen.keys().all(|&size| self.ratio(size).is_none_or(|r| r <= GOAL))
     }
+
+    /// Whether its slope is no steeper than Linux's.
+    fn is_flat(&self) -> bool {
+        let slopes = slope(&self.limen).zip(self.linux.as_ref().and_then(slope));
+        slopes.is_none_or(|(limen, linux)| limen <= linux.max(0.0) + SLOPE_MARGIN)
+    }
+
+    /// Whether no size adds more to the cost of the one before it than on Linux.
+    fn adds_no_more(&self) -> bool {
+        let Some(linux) = &self.linux else { return true };
+        let pairs = self.limen.iter().zip(self.limen.iter().skip(1));
+        let mut pairs = pairs.filter_map(|((small, less), (large, more))| {
+            let (linux_less, linux_more) = (*linux.get(small)?, *linux.get(large)?);
+            let added = |less: u64, more: u64| more as f64 - less as f64;
+            Some((added(*less, *more), added(linux_less, linux_more), linux_more as f64))
+        });
+        pairs.all(|(limen, linux, of)| limen <= linux.max(0.0) + ADDS_MARGIN * of)
+    }
+
+    fn met(&self) -> bool {
+        self.is_cheap() && self.is_flat()
+    }
+
+    /// As printed; of a row that is cheap and steeper, whether that is the number's cost.
+    fn verdict(&self) -> &'static str {
+        match (self.is_cheap(), self.is_flat(), self.adds_no_more()) {
+            (true, true, _) => "",
+            (true, false, true) => "  steeper, adds no more",
+            (true, false, false) => "  steeper, adds more",
+            (false, ..) => "  over",
+        }
+    }
+}
+
+/// What each one more costs, between the two largest sizes.
+fn one_more(costs: &Costs) -> Option<f64> {
+    let mut largest = costs.iter().rev();
+    let ((large, more), (small, less)) = (largest.next()?, largest.next()?);
+    Some((*more as f64 - *less as f64) / (large - small) as f64)
 }
 
 /// Measures and prints.
@@ -232,13 +274,15 @@ fn slope(costs: &Costs) -> Option<f64> {
 
 fn text(table: &[Row], linux: Option<&str>, cpu: &str) -> String {
     let mut out = String::new();
-    let mut met = 0;
     for row in table {
-        let verdict = if row.met() { "" } else { "  over" };
-        met += usize::from(row.met());
-        let slopes = [slope(&row.limen), row.linux.as_ref().and_then(slope)];
-        let slopes = slopes.map(|s| s.map_or("-".to_owned(), |s| format!("{s:.2}")));
-        _ = writeln!(out, "{:<62} slope {} / {}{verdict}", row.name, slopes[0], slopes[1]);
+        let both = |of: fn(&Costs) -> Option<f64>, digits: usize| {
+            [of(&row.limen), row.linux.as_ref().and_then(of)]
+                .map(|value| value.map_or("-".to_owned(), |value| format!("{value:.digits$}")))
+                .join(" / ")
+        };
+        let (slopes, more) = (both(slope, 2), both(one_more, 1));
+        let verdict = row.verdict();
+        _ = writeln!(out, "{:<40} slope {slopes}  one more {more}{verdict}", row.name);
         let sizes = row.limen.keys().chain(row.linux.iter().flat_map(Costs::keys));
         let sizes: std::collections::BTreeSet<u64> = sizes.copied().collect();
         for size in sizes {
@@ -253,16 +297,21 @@ fn text(table: &[Row], linux: Option<&str>, cpu: &str) -> String {
         out,
         "Size; guest instructions (medians) of Limen and of Linux in QEMU, -cpu {cpu}; their ratio."
     );
-    _ = match linux {
-        Some(linux) => writeln!(
-            out,
-            "Linux: {linux} by PVH, four seconds after its boot. {met} of {} rows: at most {GOAL} \
-             of Linux at each size, and no steeper.",
-            table.len()
-        ),
-        None => writeln!(out, "Linux was not measured."),
-    };
+    out += &linux.map_or("Linux was not measured.\n".to_owned(), |linux| summary(table, linux));
     out
+}
+
+fn summary(table: &[Row], linux: &str) -> String {
+    let count = |of: fn(&Row) -> bool| table.iter().filter(|row| of(row)).count();
+    let steeper = count(|row| row.is_cheap() && !row.is_flat());
+    let adding = count(|row| row.is_cheap() && !row.is_flat() && !row.adds_no_more());
+    format!(
+        "Linux: {linux} by PVH, four seconds after its boot. {} of {} rows: at most {GOAL} of \
+         Linux at each size, and no steeper.\n{steeper} rows are steeper at less cost; of these \
+         {adding} also add more from one size to the next.\n",
+        count(Row::met),
+        table.len()
+    )
 }
 
 fn object(table: &[Row], linux: Option<&str>, cpu: &str) -> Value {
@@ -271,7 +320,10 @@ fn object(table: &[Row], linux: Option<&str>, cpu: &str) -> Value {
             "name": row.name, "limen": row.limen, "linux": row.linux,
             "slope_limen": slope(&row.limen),
             "slope_linux": row.linux.as_ref().and_then(slope),
+            "one_more_limen": one_more(&row.limen),
+            "one_more_linux": row.linux.as_ref().and_then(one_more),
             "met": row.linux.is_some().then(|| row.met()),
+            "adds_no_more": row.linux.is_some().then(|| row.adds_no_more()),
         })
     };
     let rows = table.iter().map(row).collect::<Vec<_>>();
@@ -312,6 +364,22 @@ mod tests {
         assert!(row(costs(|_| 900)).met());
         assert!(!row(costs(|n| if n == 100 { 1001 } else { 900 })).met());
         assert!(!row(costs(|n| 10 + n / 20)).met());
+    }
+
+    #[test]
+    fn less_besides_what_grows_is_steeper_and_adds_no_more() {
+        let row = |of: fn(u64) -> u64| Row {
+            name: "x".to_owned(),
+            limen: costs(of),
+            linux: Some(costs(|n| 5000 + 10 * n)),
+        };
+        let less_besides = row(|n| 100 + 10 * n);
+        assert!(!less_besides.met() && less_besides.adds_no_more());
+        assert_eq!(less_besides.verdict(), "  steeper, adds no more");
+        assert_eq!(one_more(&less_besides.limen), Some(10.0));
+        let more_each = row(|n| 100 + 10 * n + 2 * n * u64::from(n == 100));
+        assert!(!more_each.adds_no_more());
+        assert_eq!(row(|_| 1_000_000).verdict(), "  over");
     }
 
     #[test]

@@ -165,8 +165,10 @@ fn exec_env(cost: &mut Cost, n: usize) {
     /// A string may have 128 KiB (execve(2)).
     const STRING: usize = 100_000;
     let sizes = (0..n).step_by(STRING).map(|done| STRING.min(n - done));
+    // NAME=value: a C library looks for the end of each name, byte by byte, and no further.
+    let string = |size| [b"e=".as_slice(), &vec![b'e'; size - 3]].concat();
     let strings: Vec<CString> =
-        sizes.map(|size| CString::new(vec![b'e'; size - 1]).expect("no zero")).collect();
+        sizes.map(|size| CString::new(string(size)).expect("no zero")).collect();
     let envp: Vec<usize> = strings.iter().map(|s| sys::at(s)).chain([0]).collect();
     // The path this program was started by: there may be no /proc.
     // SAFETY: no arguments but a number.
