@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result};
-use machine::sync::{ReadMostly, SpinLock};
+use machine::sync::{Once, ReadMostly, SpinLock};
 use machine::task::part::PartSlot;
 use machine::task::{Current, Task};
 
@@ -28,6 +28,7 @@ use crate::mm::Mm;
 use crate::security::landlock::Confinement;
 use crate::security::{Capability, Credentials, Limits, Resource};
 use crate::vfs::File;
+use crate::vfs::anon::AnonInode;
 
 pub mod acting;
 mod capability;
@@ -112,6 +113,8 @@ pub struct Thread {
     pub restart: SpinLock<Option<restart::Restart>>,
     /// Files, directories, credentials.
     own: Own,
+    /// What all pidfds of it alone are.
+    pub pidfd_inode: Once<Arc<AnonInode>>,
     /// Its place in its process's list, whose lock guards it.
     place: AtomicUsize,
 }
@@ -199,6 +202,7 @@ impl Thread {
             transfers: Transfers::default(),
             restart: SpinLock::new(None),
             own,
+            pidfd_inode: Once::default(),
             place: AtomicUsize::new(0),
         };
         CURRENT.attach(base.task(), part)
@@ -276,6 +280,8 @@ pub struct Process {
     pub core_notes: Mutex<Vec<Vec<u8>>>,
     /// Woken when it may have become a zombie, for pidfd_open(2).
     pub exit_events: Arc<WaitQueue>,
+    /// What all its pidfds are.
+    pub pidfd_inode: Once<Arc<AnonInode>>,
     /// Woken when a signal has become pending, for signalfd(2) and sigtimedwait(2).
     pub signal_events: Arc<WaitQueue>,
     /// Woken when a stopped process goes on.

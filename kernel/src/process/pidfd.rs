@@ -4,13 +4,15 @@ use alloc::sync::{Arc, Weak};
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
+use machine::sync::Once;
 
 use super::{Pid, Process, Thread, find_process, find_thread, give_file};
 use crate::base::poll::{PollTable, events};
 use crate::fs::pseudo::PseudoInode;
 use crate::process::current;
 use crate::vfs::anon::AnonInode;
-use crate::vfs::{File, FileOps, FileType, Inode};
+use crate::vfs::deny_write::{Access, WriteAccess};
+use crate::vfs::{File, FileOps, FileType, Inode, leases};
 
 /// What a pidfd is called.
 const PIDFD: &str = "[pidfd]";
@@ -113,21 +115,33 @@ fn process_of_folder(file: &File) -> Result<Arc<Process>> {
 
 /// Gives the current process a descriptor for `process`. `flags`: O_NONBLOCK or 0.
 pub fn open_fd(process: &Arc<Process>, flags: u32) -> Result<u32> {
-    give(process.clone(), None, flags)
+    give(process.clone(), None, &process.pidfd_inode, flags)
 }
 
 /// The same for a thread.
 pub fn open_thread_fd(thread: &Arc<Thread>, flags: u32) -> Result<u32> {
     let one = Some((thread.tid(), Arc::downgrade(thread)));
-    let fd = give(thread.process.clone(), one, flags)?;
+    let is_first = thread.tid() == thread.process.pid;
+    let inode = if is_first { &thread.process.pidfd_inode } else { &thread.pidfd_inode };
+    let fd = give(thread.process.clone(), one, inode, flags)?;
     // Opening takes the flag for another one, which files do not keep.
     current().files().get(fd)?.keep_flag(PIDFD_THREAD);
     Ok(fd)
 }
 
-fn give(process: Arc<Process>, thread: Option<(Pid, Weak<Thread>)>, flags: u32) -> Result<u32> {
-    let inode = AnonInode::new(FileType::Anonymous, 0o700, PIDFD);
-    let file = File::new(Arc::new(PidFile { process, thread, inode }), flags | raw::O_RDWR, None);
+/// All pidfds of a process, or of a thread, are one object, which each of them writes to.
+fn give(
+    process: Arc<Process>,
+    thread: Option<(Pid, Weak<Thread>)>,
+    inode: &Once<Arc<AnonInode>>,
+    flags: u32,
+) -> Result<u32> {
+    let new = || AnonInode::new(FileType::Anonymous, 0o700, PIDFD);
+    let (inode, flags) = (inode.call_once(new).clone(), flags | raw::O_RDWR);
+    let access = WriteAccess::unnamed(inode.clone())?;
+    leases::break_for(&*inode, flags)?;
+    let ops = Arc::new(PidFile { process, thread, inode });
+    let file = File::counted(ops, flags, Access::Write(access));
     give_file(file, true).map(|fd| fd as u32)
 }
 

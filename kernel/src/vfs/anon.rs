@@ -1,6 +1,10 @@
 //! Objects without a name: what pipes, sockets, event counters and other descriptors show to
 //! fstat(2) and /proc/PID/fd.
 //!
+//! Event counters and their like are one object to all that goes by the object, as locks do: they
+//! show the same inode number, and a lock on one is in the way of a lock on another. Pidfds are one
+//! object for each process, or thread.
+//!
 //! Neighbours: `ipc` and `net` make them with [`AnonInode::new`]; a kind that can be opened again
 //! through /proc/PID/fd (pipes) says how with [`AnonInode::set_opener`].
 
@@ -31,6 +35,8 @@ pub struct AnonInode {
     file_type: FileType,
     label: &'static str,
     number: u64,
+    /// The object that it is one with.
+    one_with: Option<Arc<AnonInode>>,
     attributes: SpinLock<Attributes>,
     opener: SpinLock<Option<Weak<dyn Reopen>>>,
     state: InodeState,
@@ -57,7 +63,9 @@ impl AnonInode {
     /// `[eventfd]`, `inotify` and so on.
     #[must_use]
     pub fn new(file_type: FileType, mode: u32, label: &'static str) -> Arc<AnonInode> {
-        Self::make(file_type, mode, label, (0, 0), None)
+        let mut new = Self::make(file_type, mode, label);
+        new.one_with = new.is_shared().then(|| common().clone());
+        Arc::new(new)
     }
 
     /// The same, which belongs to a user and a group: a `pipe`, a `socket`.
@@ -66,9 +74,12 @@ impl AnonInode {
         file_type: FileType,
         mode: u32,
         label: &'static str,
-        owner: (u32, u32),
+        (uid, gid): (u32, u32),
     ) -> Arc<AnonInode> {
-        Self::make(file_type, mode, label, owner, None)
+        let mut new = Self::make(file_type, mode, label);
+        let attributes = new.attributes.get_mut();
+        (attributes.uid, attributes.gid) = (uid, gid);
+        Arc::new(new)
     }
 
     /// The same with pages that programs may map.
@@ -79,26 +90,21 @@ impl AnonInode {
         label: &'static str,
         contents: Arc<PageCache>,
     ) -> Arc<AnonInode> {
-        Self::make(file_type, mode, label, (0, 0), Some(contents))
+        Arc::new(AnonInode { contents: Some(contents), ..Self::make(file_type, mode, label) })
     }
 
-    fn make(
-        file_type: FileType,
-        mode: u32,
-        label: &'static str,
-        (uid, gid): (u32, u32),
-        contents: Option<Arc<PageCache>>,
-    ) -> Arc<AnonInode> {
+    fn make(file_type: FileType, mode: u32, label: &'static str) -> AnonInode {
         let time_ns = crate::base::time::realtime_ns() as i64;
-        Arc::new(AnonInode {
+        AnonInode {
             file_type,
             label,
             number: NEXT.fetch_add(1, Ordering::Relaxed),
-            attributes: SpinLock::new(Attributes { mode, uid, gid, time_ns }),
+            one_with: None,
+            attributes: SpinLock::new(Attributes { mode, uid: 0, gid: 0, time_ns }),
             opener: SpinLock::new(None),
             state: InodeState::default(),
-            contents,
-        })
+            contents: None,
+        }
     }
 
     /// Says how it is opened again.
@@ -141,7 +147,7 @@ impl AnonInode {
 
 impl Inode for AnonInode {
     fn state(&self) -> &InodeState {
-        &self.state
+        self.one_with.as_ref().map_or(&self.state, |one| &one.state)
     }
 
     fn metadata(&self) -> Result<Metadata> {
@@ -195,6 +201,20 @@ impl Inode for AnonInode {
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {
         let opener = self.opener.lock().as_ref().and_then(Weak::upgrade);
         opener.ok_or(Errno::ENXIO)?.reopen(flags)
+    }
+}
+
+/// The object that event counters and their like are.
+fn common() -> &'static Arc<AnonInode> {
+    static COMMON: Once<Arc<AnonInode>> = Once::new();
+    COMMON.call_once(|| Arc::new(AnonInode::make(FileType::Anonymous, 0o600, "[common]")))
+}
+
+/// The object by which locks are remembered: one that is one with others may go before them.
+pub fn lasting(inode: &Arc<dyn Inode>) -> Arc<dyn Inode> {
+    match inode.downcast_ref::<AnonInode>().and_then(|anon| anon.one_with.clone()) {
+        Some(one) => one,
+        None => inode.clone(),
     }
 }
 

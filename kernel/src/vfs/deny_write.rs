@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicI32, Ordering};
 use abi::{Errno, Result};
 
 use super::Inode;
+use super::mount::Mount;
 use super::path::Location;
 
 /// Above zero: so many write; below: so many run it.
@@ -39,7 +40,10 @@ impl WriterCount {
 
 /// An open file may be written to: while it exists the file cannot be executed, and its mount
 /// cannot become read-only.
-pub struct WriteAccess(Location);
+pub struct WriteAccess {
+    inode: Arc<dyn Inode>,
+    mount: Option<Arc<Mount>>,
+}
 
 impl WriteAccess {
     /// ETXTBSY while the file runs, EROFS on a read-only mount.
@@ -49,14 +53,23 @@ impl WriteAccess {
             location.mount.leave_writer();
             return Err(error);
         }
-        Ok(WriteAccess(location.clone()))
+        let mount = Some(location.mount.clone());
+        Ok(WriteAccess { inode: location.inode().clone(), mount })
+    }
+
+    /// The same of an object that is on no mount.
+    pub fn unnamed(inode: Arc<dyn Inode>) -> Result<WriteAccess> {
+        inode.state().writers.enter(1)?;
+        Ok(WriteAccess { inode, mount: None })
     }
 }
 
 impl Drop for WriteAccess {
     fn drop(&mut self) {
-        self.0.inode().state().writers.leave(1);
-        self.0.mount.leave_writer();
+        self.inode.state().writers.leave(1);
+        if let Some(mount) = &self.mount {
+            mount.leave_writer();
+        }
     }
 }
 

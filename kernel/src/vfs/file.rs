@@ -135,6 +135,12 @@ impl File {
         Self::make(ops, flags, Some(location), opening)
     }
 
+    /// As [`File::new`], of what counts on its object and has no name.
+    #[must_use]
+    pub fn counted(ops: Arc<dyn FileOps>, flags: u32, access: Access) -> Arc<File> {
+        Self::make(ops, flags, None, Opening { access, ..Opening::default() })
+    }
+
     fn make(
         ops: Arc<dyn FileOps>,
         flags: u32,

@@ -17,6 +17,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
+use super::anon::AnonInode;
 use super::{File, FileType, Inode};
 use crate::base::sched::Sleep;
 use crate::base::sync::{WaitError, WaitQueue};
@@ -215,6 +216,12 @@ fn break_slow(inode: &dyn Inode, flags: u32) -> Result<()> {
     Ok(())
 }
 
+/// Whether there are leases on such an object: regular files, and pidfds.
+pub fn has_leases(inode: &dyn Inode) -> bool {
+    let is_pidfd = || inode.downcast_ref::<AnonInode>().is_some_and(AnonInode::is_pidfd);
+    inode.file_type() == FileType::Regular || is_pidfd()
+}
+
 /// F_GETLEASE.
 pub fn get(file: &File) -> LeaseKind {
     file.inode().state().known_leases().map_or(LeaseKind::None, |leases| leases.of(file.id))
@@ -230,7 +237,7 @@ pub fn set(
     uncounted: &dyn Fn(&Arc<dyn Inode>) -> usize,
 ) -> Result<()> {
     let inode = file.inode();
-    if inode.file_type() != FileType::Regular || IS_ENABLED.load(Ordering::Relaxed) == 0 {
+    if !has_leases(&*inode) || IS_ENABLED.load(Ordering::Relaxed) == 0 {
         return Err(Errno::EINVAL);
     }
     if kind == LeaseKind::Write {

@@ -72,6 +72,8 @@ struct Range {
 #[derive(Default)]
 struct Holder {
     ranges: Vec<Range>,
+    /// How many owners have come before it: locks are shown in this order.
+    after: u64,
 }
 
 /// Where the ranges of all owners lie, so that who wants one need not ask every owner.
@@ -91,6 +93,8 @@ struct Index {
 #[derive(Default)]
 struct Owned {
     holders: BTreeMap<Owner, Holder>,
+    /// How many owners have come.
+    came: u64,
     /// None as long as there is one owner, who is asked.
     index: Option<Index>,
 }
@@ -230,7 +234,11 @@ impl Owned {
         let index = &mut self.index;
         let holder = match self.holders.get_mut(&owner) {
             Some(holder) => holder,
-            None if new => self.holders.entry(owner).or_default(),
+            None if new => {
+                self.came += 1;
+                let fresh = Holder { ranges: Vec::new(), after: self.came };
+                self.holders.entry(owner).or_insert(fresh)
+            }
             None => return Ok((false, None)),
         };
         let new = new.then_some(Range { start, end, exclusive, pid, file });
@@ -384,7 +392,7 @@ pub(super) fn list(inode: &Arc<dyn Inode>) -> Result<()> {
     }
     let reserved = listed.try_reserve(1);
     if reserved.is_ok() {
-        listed.push(Arc::downgrade(inode));
+        listed.push(Arc::downgrade(&super::anon::lasting(inode)));
         return Ok(());
     }
     drop(listed);
@@ -448,15 +456,20 @@ pub fn of(inode: &dyn Inode) -> Vec<Lock> {
     let mut all = Vec::new();
     let Some(locks) = inode.state().known_locks() else { return all };
     let held = locks.held.lock();
-    for (owner, Holder { ranges }) in held.records.holders.iter().chain(&held.flocks.holders) {
-        all.extend(ranges.iter().map(|&Range { start, end, exclusive, pid, file }| Lock {
-            owner: *owner,
-            exclusive,
-            start,
-            end,
-            pid,
-            file,
-        }));
+    for owned in [&held.flocks, &held.records] {
+        let mut holders: Vec<_> = owned.holders.iter().collect();
+        holders.sort_unstable_by_key(|(_, holder)| holder.after);
+        for (&owner, holder) in holders {
+            let shown = |&Range { start, end, exclusive, pid, file }: &Range| Lock {
+                owner,
+                exclusive,
+                start,
+                end,
+                pid,
+                file,
+            };
+            all.extend(holder.ranges.iter().map(shown));
+        }
     }
     all
 }

@@ -284,6 +284,9 @@ fn change_times(context: &Context, location: &Location, times: &Times) -> Result
     } else if inode.state().is_immutable() {
         return Err(Errno::EPERM);
     }
+    if !times.now && inode.file_type() == FileType::Anonymous {
+        return Err(Errno::EOPNOTSUPP);
+    }
     let of = inode.metadata()?;
     if !is_owner(&of, &context.subject) {
         if !times.now {
