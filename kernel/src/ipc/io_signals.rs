@@ -63,6 +63,8 @@ enum Target {
 /// What the program has set.
 #[derive(Clone, Default)]
 struct Settings {
+    /// Somebody has been named, who may have gone, or never been there.
+    is_owned: bool,
     /// As it was given, for F_GETOWN.
     kind: i32,
     id: i32,
@@ -132,14 +134,39 @@ impl Holder for Notifier {
 
 impl Settings {
     /// Signals about this descriptor go to the process that runs, unless somebody has been named.
+    /// Linux names the process by the thread's id, which finds nobody where that is not its first.
     fn own_by_default(&mut self, fd: u32) {
         self.fd = fd;
-        if self.id == 0 {
-            let (process, credentials) = (current().process.clone(), current().credentials());
-            (self.kind, self.id) = (OWNER_PROCESS, process.pid as i32);
-            self.target = Target::Process(process);
-            self.uids = [credentials.uid, credentials.euid];
+        if self.is_owned {
+            return;
         }
+        let (thread, credentials) = (current(), current().credentials());
+        (self.is_owned, self.kind, self.id) = (true, OWNER_PROCESS, thread.tid() as i32);
+        if thread.tid() == thread.process.pid {
+            self.target = Target::Process(thread.process.clone());
+        }
+        self.uids = [credentials.uid, credentials.euid];
+    }
+
+    /// The owner's id; 0 where there is none, or it has gone.
+    fn living_id(&self) -> i32 {
+        let id = self.id as Pid;
+        let is_there = match &self.target {
+            Target::Nobody => false,
+            // The first thread can be named as long as its process can.
+            Target::Thread(thread) => {
+                let is_first = |known: &Arc<Process>| {
+                    known.pid == thread.tid() && Arc::ptr_eq(known, &thread.process)
+                };
+                find_thread(id).is_some_and(|known| Arc::ptr_eq(&known, thread))
+                    || find_process(id).is_some_and(|known| is_first(&known))
+            }
+            Target::Process(process) => {
+                find_process(id).is_some_and(|known| Arc::ptr_eq(&known, process))
+            }
+            Target::Group(group) => !group_members(*group).is_empty(),
+        };
+        if is_there { self.id } else { 0 }
     }
 
     fn send(&self, info: SigInfo) {
@@ -264,6 +291,7 @@ pub fn own(file: &Arc<File>, owner: OwnerEx) -> Result<()> {
     let setter = Arc::downgrade(&thread.process);
     change(file, |settings| {
         settings.setter = setter;
+        settings.is_owned = id != 0;
         (settings.kind, settings.id, settings.target) = (owner.kind, owner.pid, target);
         (settings.uids, settings.fence) = (uids, fence);
     })
@@ -277,7 +305,7 @@ pub fn owner_uids(file: &File) -> [u32; 2] {
 /// F_GETOWN_EX.
 pub fn owner(file: &File) -> OwnerEx {
     let settings = known(file);
-    OwnerEx { kind: settings.kind, pid: settings.id }
+    OwnerEx { kind: settings.kind, pid: settings.living_id() }
 }
 
 /// F_GETOWN: groups are negative.
@@ -341,7 +369,7 @@ pub fn set_lease(fd: u32, file: &Arc<File>, kind: u32) -> Result<()> {
     if metadata.uid != who.fsuid && !who.capable(Capability::Lease) {
         return Err(Errno::EACCES);
     }
-    if metadata.file_type != FileType::Regular {
+    if !leases::has_leases(&*file.inode()) {
         return Err(Errno::EINVAL);
     }
     if kind == LeaseKind::None {
