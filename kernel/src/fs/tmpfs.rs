@@ -232,6 +232,10 @@ enum Content {
     Special,
 }
 
+/// The position of readdir behind all entries: one for all directories, which programs see as
+/// `i32::MAX` behind those of `.` and `..`.
+const END_OF_DIRECTORY: u64 = i32::MAX as u64 - 2;
+
 /// An object under a name of a directory.
 struct TmpfsEntry {
     name: Arc<[u8]>,
@@ -251,7 +255,8 @@ struct Directory {
     entries: NameMap<TmpfsEntry>,
     /// The same in the order they were made: positions of readdir stay valid as names come and go.
     order: BTreeMap<u64, (Arc<[u8]>, Arc<TmpInode>)>,
-    next: u64,
+    /// The newest entry's.
+    newest: u64,
     /// Removed: nothing can be made in it any more.
     dead: bool,
 }
@@ -267,8 +272,8 @@ struct Regular {
 impl Directory {
     fn insert(&mut self, name: &[u8], inode: Arc<TmpInode>) {
         let name: Arc<[u8]> = name.into();
-        let cookie = self.next;
-        self.next += 1;
+        self.newest += 1;
+        let cookie = self.newest;
         self.order.insert(cookie, (name.clone(), inode.clone()));
         self.entries.insert(TmpfsEntry { name, cookie, inode });
     }
@@ -674,15 +679,27 @@ impl Inode for TmpInode {
         let mut found = Vec::new();
         let most = max.min(directory.order.len());
         found.try_reserve_exact(most).map_err(|_| Errno::ENOMEM)?;
-        for (&cookie, (name, inode)) in directory.order.range(from..).take(most) {
+        // The newest come first: who reads on does not see what was made meanwhile. Each position
+        // is its entry's, and one without an entry is the next older one's.
+        let first = match from {
+            0 => u64::MAX,
+            END_OF_DIRECTORY => 0,
+            from => from,
+        };
+        let mut entries = directory.order.range(..=first).rev().peekable();
+        while let Some((_, (name, inode))) = entries.next().filter(|_| found.len() < most) {
             found.push(DirEntry {
                 name: name.clone(),
                 inode: inode.number,
                 file_type: inode.file_type,
-                next: cookie + 1,
+                next: entries.peek().map_or(END_OF_DIRECTORY, |(cookie, _)| **cookie),
             });
         }
         Ok(found)
+    }
+
+    fn directory_end(&self) -> Option<u64> {
+        Some(END_OF_DIRECTORY)
     }
 
     fn read_link(&self) -> Result<Vec<u8>> {

@@ -239,6 +239,10 @@ pub trait Inode: Send + Sync + Any {
     fn read_dir(&self, _from: u64, _max: usize) -> Result<Vec<DirEntry>> {
         Err(Errno::ENOTDIR)
     }
+    /// The position behind all entries, if that is the same for every directory.
+    fn directory_end(&self) -> Option<u64> {
+        None
+    }
     /// The target of a symbolic link.
     fn read_link(&self) -> Result<Vec<u8>> {
         Err(Errno::EINVAL)

@@ -81,7 +81,8 @@ fn fill(file: &File, inode: &dyn Inode, mut position: u64, into: &mut Entries) -
         let fit = into.room.saturating_sub(into.bytes.len()) / ENTRY_BYTES;
         let batch = inode.read_dir(position - 2, fit.clamp(1, BATCH_ENTRIES))?;
         if batch.is_empty() {
-            return Ok(position);
+            // Known before an entry is there to say so: the directory is empty.
+            return Ok(inode.directory_end().map_or(position, |end| end + 2));
         }
         for entry in &batch {
             let next = entry.next.saturating_add(2);
