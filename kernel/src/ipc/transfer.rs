@@ -62,6 +62,9 @@ pub fn write_stream(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
 fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize> {
     let mut position = file.position.lock();
     check_end(*position, source.left())?;
+    if writes_nothing(file, source) {
+        return Ok(0);
+    }
     check_file_limit(file, *position, source)?;
     file.drop_privileges(|| current().subject())?;
     let written = file.ops().write_at(file, *position, source)?;
@@ -94,6 +97,9 @@ pub fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Resul
     check_positional(file, offset, source.left())?;
     file.check_writable()?;
     hooks::file_permission((file, WRITE))?;
+    if writes_nothing(file, source) {
+        return Ok(0);
+    }
     check_file_limit(file, offset, source)?;
     file.drop_privileges(|| current().subject())?;
     let written = file.ops().write_at(file, offset, source)?;
@@ -194,9 +200,15 @@ fn check_positional(file: &File, offset: u64, len: usize) -> Result<()> {
     if offset + len as u64 > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
+/// Whether a write of a file's contents has none: it changes nothing, wherever it is.
+#[inline]
+fn writes_nothing(file: &File, source: &Source<'_>) -> bool {
+    source.left() == 0 && file.inode().page_cache().is_some()
+}
+
 /// EINVAL for what begins at a file offset and ends behind all of them.
 #[inline]
-fn check_end(position: u64, len: usize) -> Result<()> {
+pub fn check_end(position: u64, len: usize) -> Result<()> {
     const MAX: u64 = i64::MAX as u64;
     let leaves = position <= MAX && position + len as u64 > MAX;
     if leaves { Err(Errno::EINVAL) } else { Ok(()) }

@@ -106,11 +106,13 @@ pub fn preadv2(
         let (file, offset) = at_offset(fd, offset)?;
         check_reads(&file)?;
         let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
+        let sink = Sink::user_vector(&vector);
+        transfer::check_end(offset.unwrap_or(0), sink.left())?;
         // The events of inotify(7), and directories, are read as before there were flags.
         let is_directory = file.inode().file_type() == FileType::Directory;
         let is_old = is_directory || file.ops_as::<Inotify>().is_some();
         let check = if is_old { RequestFlags::of_old_read } else { RequestFlags::of_read };
-        transfer::read_request(&file, offset, Sink::user_vector(&vector), check(flags as u32)?)
+        transfer::read_request(&file, offset, sink, check(flags as u32)?)
     })
 }
 
@@ -130,8 +132,10 @@ pub fn pwritev2(
         }
         check_writes(&file)?;
         let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
+        let source = Source::user_vector(&vector);
+        transfer::check_end(offset.unwrap_or(0), source.left())?;
         let flags = RequestFlags::of_write(flags as u32)?;
-        transfer::write_request(&file, offset, Source::user_vector(&vector), flags)
+        transfer::write_request(&file, offset, source, flags)
     })
 }
 
