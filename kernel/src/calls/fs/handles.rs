@@ -48,7 +48,7 @@ pub fn name_to_handle_at(
 ) -> Result<u64> {
     let walks = raw::AT_SYMLINK_FOLLOW | raw::AT_EMPTY_PATH;
     let flags = check_flags(flags, walks | raw::AT_HANDLE_FID | raw::AT_HANDLE_MNT_ID_UNIQUE)?;
-    let path = PathName::read_or_empty(path, flags)?;
+    let path = PathName::read(path)?;
     let context = Context::current();
     let location = resolve(&context, dirfd as i32, path.bytes(), walk_flags(flags, false))?;
     let handles = location.mount.file_system().handles();

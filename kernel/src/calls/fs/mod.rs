@@ -77,9 +77,10 @@ impl PathName {
         Ok(PathName::Long(read_path(address)?))
     }
 
-    /// As [`PathName::read`]; a null pointer is the empty path if AT_EMPTY_PATH is in `flags`.
-    pub(super) fn read_or_empty(address: u64, flags: u32) -> Result<PathName> {
-        if address == 0 && flags & raw::AT_EMPTY_PATH != 0 {
+    /// As [`PathName::read`]; a null pointer is the empty path of a descriptor if AT_EMPTY_PATH is
+    /// in `flags`.
+    pub(super) fn read_or_empty(dirfd: i32, address: u64, flags: u32) -> Result<PathName> {
+        if address == 0 && dirfd >= 0 && flags & raw::AT_EMPTY_PATH != 0 {
             return Ok(PathName::Inline([0; INLINE_PATH], 0));
         }
         Self::read(address)

@@ -98,7 +98,7 @@ pub fn newfstatat(directory: u64, path: u64, stat: u64, flags: u64) -> Result<u6
 
 /// The object of an `*at` call that only looks; descriptors of any kind with AT_EMPTY_PATH.
 fn inode_at(dirfd: u64, path: u64, flags: u32) -> Result<Arc<dyn Inode>> {
-    let path = PathName::read_or_empty(path, flags)?;
+    let path = PathName::read_or_empty(dirfd as i32, path, flags)?;
     if path.bytes().is_empty() && flags & raw::AT_EMPTY_PATH != 0 && dirfd as i32 != raw::AT_FDCWD {
         return Ok(any_file(dirfd)?.inode());
     }
@@ -171,7 +171,7 @@ pub fn statx(
     if flags & sync == sync || mask & raw::STATX__RESERVED != 0 {
         return Err(Errno::EINVAL);
     }
-    let path = PathName::read_or_empty(path, flags)?;
+    let path = PathName::read_or_empty(directory, path, flags)?;
     let context = Context::current();
     let location = resolve(&context, directory, path.bytes(), walk_flags(flags, true))?;
     hooks::inode_getattr((location.inode().as_ref(),))?;
@@ -242,9 +242,10 @@ fn check_access(dirfd: u64, path: u64, mode: u64, flags: u32) -> Result<u64> {
     }
     let location = resolve(&context, dirfd as i32, path.bytes(), walk_flags(flags, true))?;
     let (wanted, file_type) = (mode as u32, location.file_type());
+    // On the mount of objects without a name nothing is executed.
+    let is_noexec = location.mount.flags() & raw::MS_NOEXEC != 0;
     if wanted & EXECUTE != 0
-        && file_type == FileType::Regular
-        && location.mount.flags() & raw::MS_NOEXEC != 0
+        && (file_type == FileType::Regular && is_noexec || file_type == FileType::Anonymous)
     {
         return Err(Errno::EACCES);
     }
