@@ -144,7 +144,7 @@ type Row = (&'static str, u32, Node);
 /// answers.
 #[rustfmt::skip]
 static ENTRIES: &[Row] = &[
-    ("attr",          0o555, Node::Directory(|subject| Box::new(Entries(subject, ATTRIBUTES)))),
+    ("attr",          0o555, Node::Directory(attributes)),
     ("auxv",          0o400, Node::Space(status::auxv)),
     ("cgroup",        0o444, Node::Now(cgroup)),
     ("children",      0o444, Node::Now(status::children)),
@@ -276,12 +276,22 @@ pub(super) fn process_directory(top: &PseudoInode, pid: Pid) -> Result<Arc<Pseud
     };
     let subject = Subject { process, thread: None };
     let name = pid.to_string();
-    Ok(subject_directory(top, name.as_bytes(), subject))
+    Ok(subject_directory(top, name.as_bytes(), subject, false))
 }
 
-fn subject_directory(parent: &PseudoInode, name: &[u8], subject: Subject) -> Arc<PseudoInode> {
-    let body = Body::Directory(Box::new(Entries(subject.clone(), ENTRIES)));
-    object(parent, name, 0o555, &subject, body)
+fn subject_directory(
+    parent: &PseudoInode,
+    name: &[u8],
+    subject: Subject,
+    is_thread: bool,
+) -> Arc<PseudoInode> {
+    let entries = Entries { subject: subject.clone(), rows: ENTRIES, is_thread };
+    object(parent, name, 0o555, &subject, Body::Directory(Box::new(entries)))
+}
+
+fn attributes(subject: Subject) -> Box<dyn Listing> {
+    let is_thread = subject.thread.is_some();
+    Box::new(Entries { subject, rows: ATTRIBUTES, is_thread })
 }
 
 /// Who owns an entry: the process's user, unless others of that user may not look into it either.
@@ -307,7 +317,12 @@ pub(super) fn object(
     PseudoInode::new(directory.fs(), directory.child_number(name), mode, owner, body)
 }
 
-struct Entries(Subject, &'static [Row]);
+struct Entries {
+    subject: Subject,
+    rows: &'static [Row],
+    /// They are a thread's, of which nothing is left where the process is a zombie.
+    is_thread: bool,
+}
 
 impl Entries {
     /// Processes have threads, and much that all of those have in common; threads have the children
@@ -315,8 +330,8 @@ impl Entries {
     fn shows(&self, name: &str) -> bool {
         match name {
             "coredump_filter" | "map_files" | "mountstats" | "task" | "timens_offsets"
-            | "timers" | "timerslack_ns" => self.0.thread.is_none(),
-            "children" => self.0.thread.is_some(),
+            | "timers" | "timerslack_ns" => !self.is_thread,
+            "children" => self.is_thread,
             _ => true,
         }
     }
@@ -367,32 +382,33 @@ impl Node {
 impl Listing for Entries {
     // The directory of a process, or of a thread, is as it is; those in it are not.
     fn keeps_owner(&self) -> bool {
-        core::ptr::eq(self.1, ENTRIES)
+        core::ptr::eq(self.rows, ENTRIES)
     }
 
     fn links(&self) -> u32 {
         let is_directory =
             |(name, _, kind): &&Row| self.shows(name) && kind.file_type() == FileType::Directory;
-        2 + self.1.iter().filter(is_directory).count() as u32
+        2 + self.rows.iter().filter(is_directory).count() as u32
     }
 
     fn process(&self) -> Option<&Arc<Process>> {
-        (self.0.thread.is_none() && core::ptr::eq(self.1, ENTRIES)).then_some(&self.0.process)
+        let is_process = !self.is_thread && core::ptr::eq(self.rows, ENTRIES);
+        is_process.then_some(&self.subject.process)
     }
 
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
-        self.0.check_exists()?;
-        let entry = self.1.iter().find(|(known, ..)| known.as_bytes() == name);
+        self.subject.check_exists()?;
+        let entry = self.rows.iter().find(|(known, ..)| known.as_bytes() == name);
         let (known, mode, kind) = entry.ok_or(Errno::ENOENT)?;
         if !self.shows(known) {
             return Err(Errno::ENOENT);
         }
-        Ok(object(directory, name, *mode, &self.0, kind.body(self.0.clone())))
+        Ok(object(directory, name, *mode, &self.subject, kind.body(self.subject.clone())))
     }
 
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
-        self.0.check_exists()?;
-        let entries = self.1.iter().enumerate().skip(from as usize);
+        self.subject.check_exists()?;
+        let entries = self.rows.iter().enumerate().skip(from as usize);
         Ok(entries
             .filter(|(_, (name, ..))| self.shows(name))
             .take(max)
@@ -515,15 +531,25 @@ impl Listing for Tasks {
         let threads = self.0.process.threads.lock();
         let thread = threads.iter().find(|thread| thread.tid() == tid).cloned();
         drop(threads);
-        let thread = thread.ok_or(Errno::ENOENT)?;
-        let subject = Subject { process: self.0.process.clone(), thread: Some(thread) };
-        Ok(subject_directory(directory, name, subject))
+        if thread.is_none() {
+            // The first thread of a zombie is there as long as that is.
+            let is_zombie = self.0.process.is_zombie.load(Ordering::Acquire);
+            if tid != self.0.process.pid || !is_zombie {
+                return Err(Errno::ENOENT);
+            }
+            self.0.check_exists()?;
+        }
+        let subject = Subject { process: self.0.process.clone(), thread };
+        Ok(subject_directory(directory, name, subject, true))
     }
 
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
         self.0.check_exists()?;
         let mut ids: Vec<Pid> =
             self.0.process.threads.lock().iter().map(|thread| thread.tid()).collect();
+        if ids.is_empty() {
+            ids.push(self.0.process.pid);
+        }
         ids.retain(|&tid| u64::from(tid) >= from);
         ids.sort_unstable();
         Ok(ids.iter().take(max).map(|tid| number_entry(directory, *tid)).collect())
