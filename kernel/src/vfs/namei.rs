@@ -412,13 +412,14 @@ fn check_slashes(
     target: Option<&Dentry>,
     exchange: bool,
 ) -> Result<()> {
-    if !source.is_directory()
-        && (old.walk.has_trailing_slash() || new.walk.has_trailing_slash())
-        && !(exchange && target.is_some_and(Dentry::is_directory) && !old.walk.has_trailing_slash())
-    {
-        return Err(Errno::ENOTDIR);
-    }
-    Ok(())
+    // Each name is to be a directory's: exchanged, the new one already is somebody's.
+    let is_new_wrong = match exchange {
+        true => !target.is_some_and(Dentry::is_directory),
+        false => !source.is_directory(),
+    };
+    let is_wrong = !source.is_directory() && old.walk.has_trailing_slash()
+        || is_new_wrong && new.walk.has_trailing_slash();
+    if is_wrong { Err(Errno::ENOTDIR) } else { Ok(()) }
 }
 
 fn check_kinds(source: &Dentry, target: Option<&Dentry>, exchange: bool) -> Result<()> {

@@ -123,9 +123,12 @@ fn open_or_create(context: &Context, mut walk: Walk<'_>, how: &How) -> Result<Ar
         let name = match walk.last() {
             Last::Name(_, _, false) => walk.name(Errno::EISDIR)?,
             Last::Name(..) => return Err(Errno::EISDIR),
-            // `.` and `..` are there already.
-            _ if exclusive => return Err(Errno::EEXIST),
-            _ => return Err(Errno::EISDIR),
+            // `.` and `..` are there already, if they may be gone to.
+            _ => {
+                walk.take_last()?;
+                walk.check_scope()?;
+                return Err(if exclusive { Errno::EEXIST } else { Errno::EISDIR });
+            }
         };
         let mut created = false;
         let child = match walk.last_child()? {
