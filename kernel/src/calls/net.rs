@@ -396,10 +396,11 @@ fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Rece
     Ok(received)
 }
 
-/// Whether the queue of errors is asked for: unix sockets have none, and the flag means nothing to
-/// them.
+/// Whether the queue of errors is asked for: unix and netlink sockets have none, and the flag means
+/// nothing to them.
 fn wants_errors(file: &Arc<File>, flags: u32) -> Result<bool> {
-    Ok(flags & raw::MSG_ERRQUEUE != 0 && socket_of(file)?.common().domain != raw::AF_UNIX)
+    let has_errors = ![raw::AF_UNIX, raw::AF_NETLINK].contains(&socket_of(file)?.common().domain);
+    Ok(flags & raw::MSG_ERRQUEUE != 0 && has_errors)
 }
 
 /// What the call returns: with MSG_TRUNC the whole length of a message.
@@ -411,10 +412,13 @@ fn result_len(received: &Received, flags: u32) -> u64 {
 /// Whom something is from: a datagram's sender, or the peer, if it has a name.
 fn sender_of(file: &Arc<File>, received: &Received) -> Result<Option<Address>> {
     let known = received.info.as_ref().and_then(|info| info.from.clone());
-    if known.is_some() || received.len == 0 && !received.is_message {
+    let socket = socket_of(file)?;
+    // Who asked for nothing is told whose bytes are waiting.
+    let is_end = || received.len == 0 && !received.is_message && socket.queued().0 == 0;
+    if known.is_some() || is_end() {
         return Ok(known);
     }
-    Ok(socket_of(file)?.sender())
+    Ok(socket.sender())
 }
 
 /// recvfrom(2), which is also recv(2).

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use abi::{Errno, Result, net as raw};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::inet::interface;
 use super::{Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket, hooks};
@@ -31,14 +31,6 @@ const IP: u32 = raw::IPPROTO_IP as u32;
 const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
 /// The level of netlink(7).
 const SOL_NETLINK: u32 = 270;
-
-/// `struct timeval` (gettimeofday(2)).
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
-#[repr(C)]
-struct Timeval {
-    sec: i64,
-    usec: i64,
-}
 
 /// The value of an option, as getsockopt(2) gives it.
 pub enum Value {
@@ -374,13 +366,13 @@ fn buffer(who: &Thread, asked: i32, least: usize, forced: bool) -> Result<usize>
 }
 
 fn timeout_ns(value: &[u8]) -> Result<u64> {
-    let (timeval, _) = Timeval::read_from_prefix(value).map_err(|_| Errno::EINVAL)?;
-    if !(0..1_000_000).contains(&timeval.usec) {
+    let ([sec, usec], _) = <[i64; 2]>::read_from_prefix(value).map_err(|_| Errno::EINVAL)?;
+    if !(0..1_000_000).contains(&usec) {
         return Err(Errno::EDOM);
     }
     // A time in the past: calls give up at once, where zero would mean for ever.
-    let Ok(sec) = u64::try_from(timeval.sec) else { return Ok(super::NO_PATIENCE) };
-    Ok(sec.saturating_mul(NS_PER_SEC).saturating_add(timeval.usec as u64 * 1000))
+    let Ok(sec) = u64::try_from(sec) else { return Ok(super::NO_PATIENCE) };
+    Ok(sec.saturating_mul(NS_PER_SEC).saturating_add(usec as u64 * 1000))
 }
 
 /// Whether a socket has options of this level at all, which is said before anything else.
@@ -410,7 +402,10 @@ fn check_level(common: &Common, level: u32) -> Result<()> {
 /// Levels differ in what they tell first, which shows where only one of both can be told.
 fn put_value(level: u32, (address, len_at): (u64, UserPtr<i32>), value: &[u8]) -> Result<()> {
     let put_len = || len_at.write(&(value.len() as i32));
-    let put_value = || UserPtr::<u8>::new(address).write_bytes(value);
+    let put_value = || match value {
+        [] => Ok(()),
+        value => UserPtr::<u8>::new(address).write_bytes(value),
+    };
     match level {
         raw::SOL_SOCKET => put_value().and_then(|()| put_len()),
         _ => put_len().and_then(|()| put_value()),
@@ -456,12 +451,8 @@ pub fn get(
     }
     match name {
         raw::SO_LINGER => put(linger(common).as_bytes()),
-        raw::SO_RCVTIMEO_OLD | raw::SO_RCVTIMEO_NEW => {
-            put(timeval(common.receive_timeout_ns.load(Ordering::Relaxed)).as_bytes())
-        }
-        raw::SO_SNDTIMEO_OLD | raw::SO_SNDTIMEO_NEW => {
-            put(timeval(common.send_timeout_ns.load(Ordering::Relaxed)).as_bytes())
-        }
+        raw::SO_RCVTIMEO_OLD | raw::SO_RCVTIMEO_NEW => put(&timeval(&common.receive_timeout_ns)),
+        raw::SO_SNDTIMEO_OLD | raw::SO_SNDTIMEO_NEW => put(&timeval(&common.send_timeout_ns)),
         raw::SO_PEERCRED => {
             let unknown = super::Ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
             put(socket.peer_credentials().unwrap_or(unknown).as_bytes())
@@ -500,10 +491,10 @@ fn linger(common: &Common) -> [i32; 2] {
     [i32::from(seconds >= 0), seconds.max(0)]
 }
 
-fn timeval(ns: u64) -> Timeval {
-    let ns = if ns == super::NO_PATIENCE { 0 } else { ns };
+fn timeval(ns: &core::sync::atomic::AtomicU64) -> Vec<u8> {
+    let ns = Some(ns.load(Ordering::Relaxed)).filter(|&ns| ns != super::NO_PATIENCE).unwrap_or(0);
     let usec = (ns % NS_PER_SEC).div_ceil(1000) as i64;
-    Timeval { sec: (ns / NS_PER_SEC) as i64, usec }
+    [(ns / NS_PER_SEC) as i64, usec].map(i64::to_ne_bytes).concat()
 }
 
 fn get_int(socket: &Arc<dyn Socket>, common: &Common, name: u32) -> Result<i32> {

@@ -50,9 +50,9 @@ impl Conn {
     }
 
     /// The socket is gone. The other side gets the end, or ECONNRESET if it sent what was never
-    /// received, or if `abort` (SO_LINGER with 0). Messages without bytes are no loss.
+    /// received, or if `abort` (SO_LINGER with 0). One message without bytes is no loss.
     pub fn close(&self, abort: bool) {
-        if self.rx.has_bytes() || abort {
+        if self.rx.has_bytes() || self.rx.readable() > 1 || abort {
             self.tx.reset();
         }
         self.shutdown(true, true);

@@ -24,8 +24,8 @@ use crate::process::Thread;
 use crate::security::Capability;
 use crate::vfs::File;
 
-/// Longest request that is looked at.
-const REQUEST_MAX: usize = 4096;
+/// Bytes of the send buffer that are kept for a request's own.
+const SEND_COST: usize = 32;
 
 /// A socket.
 struct NetlinkSocket {
@@ -149,7 +149,7 @@ impl Socket for NetlinkSocket {
         {
             return Err(Errno::EINVAL);
         }
-        if len > REQUEST_MAX {
+        if len + SEND_COST > self.common.send_limit() {
             return Err(Errno::EMSGSIZE);
         }
         hooks::netlink_send((&self.common,))?;

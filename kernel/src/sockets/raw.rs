@@ -166,6 +166,18 @@ impl RawSocket {
         Ok(destination(SocketAddr::new(to, 0), to.is_ipv4())?.ip())
     }
 
+    /// EFAULT for a message of ICMP without the bytes that say of what kind it is: a way is looked
+    /// for by them.
+    fn check_kind(&self, source: &mut Source<'_>) -> Result<()> {
+        const KIND_BYTES: usize = 2;
+        let is_icmp = !self.common.is_v6() && self.common.protocol == ICMP;
+        match is_icmp && !self.has_header.load(Ordering::Relaxed) {
+            true if source.left() < KIND_BYTES => Err(Errno::EFAULT),
+            true => source.probe(),
+            false => Ok(()),
+        }
+    }
+
     /// EINVAL where IPv6 names another protocol in the place of a port (raw(7)).
     fn check_protocol(&self, named: u16) -> Result<()> {
         let own = [0, self.common.protocol];
@@ -261,7 +273,11 @@ impl Socket for RawSocket {
         if what.mode.urgent {
             return Err(Errno::EOPNOTSUPP);
         }
-        let to = self.target(what.to.as_ref())?;
+        let to = self.target(what.to.as_ref());
+        if matches!(to, Ok(_) | Err(Errno::ENETUNREACH | Errno::EACCES)) {
+            self.check_kind(source)?;
+        }
+        let to = to?;
         let said = what.control.said;
         if let Some(error) = what.control.error.or(said.is_odd.then_some(Errno::EINVAL)) {
             return Err(error);

@@ -162,6 +162,11 @@ impl UdpSocket {
     fn reachable(&self, to: SocketAddr) -> Result<SocketAddr> {
         if is_broadcast(to.ip()) {
             let own = self.bound().map(|own| own.ip());
+            // Who is connected speaks from one address.
+            let own = match *self.peer.lock() {
+                Some(peer) if peer.is_ipv4() => own.map(|own| source_for(own, peer.ip())),
+                _ => own,
+            };
             return check_broadcast(&self.common, own, to.ip()).map(|()| to);
         }
         let has_way = || self.ip.groups.interface().1 || self.common.is_bound_to_device();

@@ -275,7 +275,8 @@ impl Socket for TcpSocket {
 
     fn listen(self: Arc<Self>, who: &Thread, backlog: i32) -> Result<()> {
         // A connection that failed must have been told of before.
-        let is_tried = matches!(*self.phase.lock(), Phase::Failed) || self.link().is_some();
+        let is_tried =
+            matches!(*self.phase.lock(), Phase::Failed | Phase::Ended) || self.link().is_some();
         if !matches!(self.state(), TcpState::Close | TcpState::Listen) || is_tried {
             return Err(Errno::EINVAL);
         }
@@ -487,11 +488,14 @@ impl Socket for TcpSocket {
         if level == raw::IPPROTO_TCP as u32 {
             return self.get_tcp_option(name);
         }
-        // A listener has no way to anybody whose MTU could be told.
+        // A listener has no way to anybody whose MTU could be told; who was refused still has it.
+        let was_refused = matches!(*self.phase.lock(), Phase::Failed | Phase::Ended);
         let is_connected = !matches!(self.state(), TcpState::Close | TcpState::Listen);
-        let is_v4 = |peer: SocketAddr| peer.ip().to_canonical().is_ipv4();
-        let peer_is_v4 = || matches!(self.peer_address(), Ok(Address::Inet(peer)) if is_v4(peer));
-        self.ip.get(&self.common, level, name, is_connected.then(peer_is_v4))
+        let peer_is_v4 = || match self.peer_address() {
+            Ok(Address::Inet(peer)) => peer.ip().to_canonical().is_ipv4(),
+            _ => !self.common.is_v6(),
+        };
+        self.ip.get(&self.common, level, name, (is_connected || was_refused).then(peer_is_v4))
     }
 
     fn set_option(&self, who: &Thread, level: u32, name: u32, value: &[u8]) -> Result<()> {
