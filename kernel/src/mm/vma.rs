@@ -209,9 +209,7 @@ impl Vma {
             && self.has_label_continued_by(start, next);
         alike
             && match (&self.backing, &next.backing) {
-                (Backing::Anonymous, Backing::Anonymous) => {
-                    !self.flags.contains(VmaFlags::GROWS_DOWN)
-                }
+                (Backing::Anonymous, Backing::Anonymous) => true,
                 (
                     Backing::File { cache, page_offset, file },
                     Backing::File { cache: other, page_offset: other_offset, file: other_file },
