@@ -714,6 +714,15 @@ pub fn has_end(file: &File) -> Option<bool> {
     Some(content.raw().is_none() && !content.is_sequence())
 }
 
+impl PseudoFile {
+    /// Whether it is a setting of numbers below /proc/sys (proc_sys(5)), which are told from the
+    /// beginning on only.
+    fn tells_numbers(&self, content: &dyn Content, text: &[u8]) -> bool {
+        let is_setting = content.too_many() == SETTING_MAX && self.inode.fs().name() == "proc";
+        is_setting && text.iter().all(|byte| byte.is_ascii_digit() || b"\t\n-".contains(byte))
+    }
+}
+
 impl FileOps for PseudoFile {
     fn read_at(&self, _file: &File, offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         let content = self.content()?;
@@ -735,6 +744,9 @@ impl FileOps for PseudoFile {
             piece = Piece::make(content, piece.end(), position)?;
         }
         let piece = kept.insert(piece);
+        if offset > 0 && self.tells_numbers(content, &piece.text) {
+            return Ok(0);
+        }
         let len = piece.text.len();
         let from = usize::try_from(offset - piece.start).map_or(len, |from| from.min(len));
         sink.put(&piece.text[from..])
