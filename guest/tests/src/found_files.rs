@@ -1,4 +1,4 @@
-//! What random programs found (`differ --seed 3`) about files, pipes, /proc, System V objects and
+//! What random programs found (`differ`) about files, pipes, /proc, System V objects and
 //! scheduling, as tests of their own.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -12,7 +12,12 @@ tests!("found_files":
     no_value_is_not_read, names_of_any_length, who_follows_a_link_reads_it,
     reading_a_directory_is_seen, reading_nothing_is_seen, times_of_fifos, ends_of_offsets,
     bad_addresses_before_seals, settings_can_be_watched, a_slack_is_a_threads,
-    flags_before_promises, what_is_reserved_is_a_hole,
+    flags_before_promises, what_is_reserved_is_a_hole, objects_without_a_name_are_one,
+    pidfds_of_a_process_are_one, leases_of_other_threads_tell_nobody, owners_that_have_gone,
+    newest_names_come_first, writing_nothing_changes_nothing, ranges_before_flags,
+    no_name_is_no_empty_name, nothing_without_a_name_is_executed, first_threads_of_zombies,
+    exchanging_with_a_slash, creating_above_the_scope, locks_in_the_order_of_their_owners,
+    stacks_beside_each_other_are_one, numbers_are_told_from_their_beginning,
 );
 
 fn other_ids_end_the_death_signal() {
@@ -366,4 +371,348 @@ fn flags_before_promises() {
         map(all, 0).fails(EINVAL);
         map(PROT_READ | PROT_WRITE, MAP_SHARED).must();
     });
+}
+
+/// A lock of bytes: type, from SEEK_SET, start, length.
+fn range(kind: i32, start: i64, len: i64) -> [i64; 4] {
+    [i64::from(kind), start, len, 0]
+}
+
+fn record_lock(fd: i32, command: i32, mut lock: [i64; 4]) -> Result<[i64; 4], i32> {
+    sc!(SYS_fcntl, fd, command, lock.as_mut_ptr()).map(|_| lock)
+}
+
+/// eventfd(2), timerfd_create(2) and their like all have the same inode.
+fn objects_without_a_name_are_one() {
+    const READ: i32 = 0;
+    const WRITE: i32 = 1;
+    let one = sc!(SYS_eventfd2, 0, 0).fd();
+    let other = sc!(SYS_timerfd_create, 0, 0).fd();
+    record_lock(one, F_OFD_SETLK, range(READ, 100, 10)).unwrap();
+    assert_eq!(record_lock(other, F_OFD_SETLK, range(WRITE, 109, 10)), Err(EAGAIN));
+    record_lock(other, F_OFD_SETLK, range(WRITE, 110, 10)).unwrap();
+    let met = record_lock(other, F_OFD_GETLK, range(WRITE, 0, 0)).unwrap();
+    assert_eq!(met[..3], [0, 100, 10]);
+    sc!(SYS_flock, one, LOCK_EX).is(0);
+    sc!(SYS_flock, other, LOCK_SH | LOCK_NB).fails(EAGAIN);
+    let show = |fd: i32| std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
+    assert!(show(other).contains("OFDLCK"));
+    close(one);
+    assert!(show(other).contains("OFDLCK"));
+    sc!(SYS_flock, other, LOCK_SH | LOCK_NB).is(0);
+    // A process's own locks go with any descriptor of them.
+    record_lock(other, F_SETLK, range(READ, 0, 1)).unwrap();
+    let blocked = || {
+        let met = record_lock(other, F_GETLK, range(WRITE, 0, 1)).unwrap();
+        met[0] as i16 == 0
+    };
+    in_child(|| assert!(blocked()));
+    close(sc!(SYS_epoll_create1, 0).fd());
+    in_child(|| assert!(!blocked()));
+    // What has a number of its own has locks of its own.
+    let (r, w) = pipe();
+    sc!(SYS_flock, r, LOCK_EX | LOCK_NB).is(0);
+    sc!(SYS_flock, w, LOCK_EX | LOCK_NB).fails(EAGAIN);
+    // Nobody sets anything of them, and that is said before who may.
+    as_user(|| {
+        let times = [0u64; 4];
+        let set = |times: *const u64| sc!(SYS_utimensat, other, 0, times, 0);
+        set(times.as_ptr()).fails(EOPNOTSUPP);
+        set(std::ptr::null()).fails(EACCES);
+    });
+    sc!(SYS_utimensat, other, 0, 0, 0).fails(EOPNOTSUPP);
+}
+
+fn pidfds_of_a_process_are_one() {
+    let open = |pid: i32| sc!(SYS_pidfd_open, pid, 0).fd();
+    let number = |fd: i32| std::fs::metadata(format!("/proc/self/fd/{fd}")).unwrap().ino();
+    let one = open(pid());
+    let lease = |fd: i32, kind: i32| sc!(SYS_fcntl, fd, F_SETLEASE, kind);
+    // It counts as open for writing.
+    lease(one, 0).fails(EAGAIN);
+    lease(one, 2).fails(EAGAIN);
+    lease(one, 1).is(0);
+    sc!(SYS_fcntl, one, F_GETLEASE).is(1);
+    lease(one, 2).is(0);
+    let again = open(pid());
+    assert_eq!(number(one), number(again));
+    lease(one, 1).fails(EAGAIN);
+    sc!(SYS_flock, one, LOCK_EX).is(0);
+    sc!(SYS_flock, again, LOCK_EX | LOCK_NB).fails(EAGAIN);
+    let child = fork(|| {
+        sc!(SYS_pause).ok();
+        0
+    });
+    let childs = open(child);
+    assert_ne!(number(one), number(childs));
+    sc!(SYS_flock, childs, LOCK_EX | LOCK_NB).is(0);
+    sc!(SYS_kill, child, SIGKILL).is(0);
+    sc!(SYS_wait4, child, 0, 0, 0).is(child as usize);
+    let event = sc!(SYS_eventfd2, 0, 0).fd();
+    lease(event, 1).fails(EINVAL);
+}
+
+/// Who takes a lease owns the descriptor's signals by its own id, which names a process only where
+/// it is the first thread's.
+fn leases_of_other_threads_tell_nobody() {
+    let path = format!("{}/f", dir_in("/dev/shm"));
+    std::fs::write(&path, "text").unwrap();
+    on_signal(SIGIO, SIG_IGN, 0, 0);
+    let fd = open(&path, O_RDWR).fd();
+    let others = std::thread::spawn(move || sc!(SYS_fcntl, fd, F_SETLEASE, 1)).join().unwrap();
+    others.is(0);
+    sc!(SYS_fcntl, fd, F_GETOWN).is(0);
+    // Nor does anybody become the owner later.
+    sc!(SYS_fcntl, fd, F_SETLEASE, 1).is(0);
+    sc!(SYS_fcntl, fd, F_GETOWN).is(0);
+    sigmask(SIG_BLOCK, bit(SIGIO));
+    on_signal(SIGIO, SIG_DFL, 0, 0);
+    open(&path, O_RDONLY | O_NONBLOCK).fails(EAGAIN);
+    let mut pending = 0u64;
+    sc!(SYS_rt_sigpending, &raw mut pending, 8).is(0);
+    assert_eq!(pending & bit(SIGIO), 0);
+    let first = format!("{path}2");
+    std::fs::write(&first, "text").unwrap();
+    let own = open(&first, O_RDWR).fd();
+    in_child(|| {
+        let own = open(&first, O_RDWR).fd();
+        sc!(SYS_fcntl, own, F_SETLEASE, 1).fails(EAGAIN);
+    });
+    sc!(SYS_fcntl, own, F_SETLEASE, 1).is(0);
+    sc!(SYS_fcntl, own, F_GETOWN).is(pid() as usize);
+    open(&first, O_RDONLY | O_NONBLOCK).fails(EAGAIN);
+    sc!(SYS_rt_sigpending, &raw mut pending, 8).is(0);
+    assert_eq!(pending & bit(SIGIO), bit(SIGIO));
+}
+
+/// Who owned a descriptor's signals and is no more is not told as its owner.
+fn owners_that_have_gone() {
+    const GETOWN_EX: i32 = 16;
+    let (r, _w) = pipe();
+    let child = fork(|| {
+        sc!(SYS_pause).ok();
+        0
+    });
+    sc!(SYS_fcntl, r, F_SETOWN, child).is(0);
+    sc!(SYS_fcntl, r, F_GETOWN).is(child as usize);
+    sc!(SYS_kill, child, SIGKILL).is(0);
+    sc!(SYS_wait4, child, 0, 0, 0).is(child as usize);
+    sc!(SYS_fcntl, r, F_GETOWN).is(0);
+    let mut owner = [7i32; 2];
+    sc!(SYS_fcntl, r, GETOWN_EX, owner.as_mut_ptr()).is(0);
+    assert_eq!(owner[1], 0);
+}
+
+/// In a file system in memory: what is made while somebody reads on is not seen, and behind the
+/// last one is always the same place.
+fn newest_names_come_first() {
+    let dir = dir_in("/dev/shm");
+    let names = ["a", "b", "c", "d"];
+    let make = |name: &str| std::fs::write(format!("{dir}/{name}"), "").unwrap();
+    names.iter().for_each(|name| make(name));
+    let fd = open(&dir, O_RDONLY).fd();
+    let read = |room: usize| {
+        let mut bytes = [0u8; 4096];
+        let len = sc!(SYS_getdents64, fd, bytes.as_mut_ptr(), room).must();
+        let (mut at, mut found) = (0, String::new());
+        while at < len {
+            found.push(char::from(bytes[at + 19]));
+            at += usize::from(u16::from_ne_bytes([bytes[at + 16], bytes[at + 17]]));
+        }
+        found
+    };
+    let place = || sc!(SYS_lseek, fd, 0, SEEK_CUR).must();
+    let go = |to: usize| sc!(SYS_lseek, fd, to, SEEK_SET).is(to);
+    assert_eq!(read(4 * 24), "..dc");
+    let middle = place();
+    make("e");
+    assert_eq!(read(4096), "ba");
+    assert_eq!(place(), i32::MAX as usize);
+    assert_eq!(read(4096), "");
+    assert_eq!(read(0), "");
+    go(middle);
+    std::fs::remove_file(format!("{dir}/b")).unwrap();
+    assert_eq!(read(4096), "a");
+    // A place that no entry had is that of the next older one.
+    go(1 << 40);
+    assert_eq!(read(4096), "edca");
+    go(0);
+    assert_eq!(read(4096), "..edca");
+    let empty = open(&dir_in("/dev/shm"), O_RDONLY).fd();
+    let mut bytes = [0u8; 4096];
+    sc!(SYS_getdents64, empty, bytes.as_mut_ptr(), 4096).is(48);
+    sc!(SYS_lseek, empty, 0, SEEK_CUR).is(i32::MAX as usize);
+}
+
+/// A write of nothing takes no set-group-ID away, and is not too long anywhere.
+fn writing_nothing_changes_nothing() {
+    let path = format!("{}/f", dir_in("/dev/shm"));
+    std::fs::write(&path, "text").unwrap();
+    sc!(SYS_chown, c(&path).as_ptr(), 1234, 1234).is(0);
+    sc!(SYS_chmod, c(&path).as_ptr(), 0o6755).is(0);
+    sc!(SYS_chmod, c(path.rsplit_once('/').unwrap().0).as_ptr(), 0o777).is(0);
+    let fd = open(&path, O_RDWR).fd();
+    let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+    as_user(|| {
+        sc!(SYS_write, fd, c"x".as_ptr(), 0).is(0);
+        sc!(SYS_pwrite64, fd, c"x".as_ptr(), 0, 1).is(0);
+    });
+    assert_eq!(mode(), 0o6755);
+    in_child(|| {
+        sc!(SYS_setrlimit, RLIMIT_FSIZE, [100u64, 100].as_ptr()).is(0);
+        sc!(SYS_pwrite64, fd, c"x".as_ptr(), 0, i64::MAX).is(0);
+        sc!(SYS_lseek, fd, 200, SEEK_SET).is(200);
+        sc!(SYS_write, fd, c"x".as_ptr(), 0).is(0);
+    });
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 4);
+}
+
+/// Where there is nothing to write or read no flag is looked at; nor where the range is impossible.
+fn ranges_before_flags() {
+    let fd = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
+    let byte = [0u8; 16];
+    let part = [byte.as_ptr() as usize, 10];
+    let none = [byte.as_ptr() as usize, 0];
+    for call in [SYS_pwritev2, SYS_preadv2] {
+        let at =
+            |part: *const usize, place: i64, flags: i32| sc!(call, fd, part, 1, place, 0, flags);
+        at(part.as_ptr(), i64::MAX, 1 << 20).fails(EINVAL);
+        at(part.as_ptr(), 0, 1 << 20).fails(EOPNOTSUPP);
+        at(none.as_ptr(), 0, 1 << 20).is(0);
+        at(none.as_ptr(), i64::MAX, 0).is(0);
+        at(std::ptr::without_provenance(8), 0, 1 << 20).fails(EFAULT);
+    }
+}
+
+/// AT_EMPTY_PATH wants a name without letters: only stat(2)'s like take none at all.
+fn no_name_is_no_empty_name() {
+    let fd = open("/dev/null", O_RDONLY).fd();
+    let mut room = [0u64; 64];
+    let at = room.as_mut_ptr();
+    sc!(SYS_name_to_handle_at, fd, 0, at, at, AT_EMPTY_PATH).fails(EFAULT);
+    sc!(SYS_name_to_handle_at, AT_FDCWD, 0, at, at, AT_EMPTY_PATH).fails(EFAULT);
+    sc!(SYS_faccessat2, fd, 0, 0, AT_EMPTY_PATH).fails(EFAULT);
+    sc!(SYS_fchownat, fd, 0, 0, 0, AT_EMPTY_PATH).fails(EFAULT);
+    sc!(SYS_newfstatat, fd, 0, at, AT_EMPTY_PATH).is(0);
+    sc!(SYS_statx, fd, 0, AT_EMPTY_PATH, 32, at).is(0);
+}
+
+fn nothing_without_a_name_is_executed() {
+    let mode = |fd: i32, wanted: i32| sc!(SYS_faccessat2, fd, c"".as_ptr(), wanted, AT_EMPTY_PATH);
+    for fd in [sc!(SYS_eventfd2, 0, 0).fd(), sc!(SYS_pidfd_open, pid(), 0).fd()] {
+        mode(fd, 6).is(0);
+        mode(fd, 1).fails(EACCES);
+        mode(fd, 7).fails(EACCES);
+        mode(fd, 0).is(0);
+    }
+}
+
+/// /proc/PID/task has the first thread as long as the process is there.
+fn first_threads_of_zombies() {
+    let child = fork(|| 0);
+    let mut info = [0u8; 128];
+    sc!(SYS_waitid, P_PID, child, info.as_mut_ptr(), WEXITED | WNOWAIT, 0).is(0);
+    let dir = format!("/proc/{child}/task");
+    let names: Vec<_> =
+        std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, [child.to_string().as_str()]);
+    let stat = std::fs::read_to_string(format!("{dir}/{child}/stat")).unwrap();
+    assert!(stat.contains(") Z "), "{stat}");
+    assert!(std::fs::metadata(format!("{dir}/{child}/task")).is_err());
+    assert!(std::fs::metadata(format!("{dir}/{child}/children")).is_ok());
+    assert!(std::fs::metadata(format!("{dir}/1")).is_err());
+    wait_code(child, 0);
+    assert!(std::fs::metadata(&dir).is_err());
+}
+
+fn exchanging_with_a_slash() {
+    const EXCHANGE: i32 = 2;
+    let dir = dir_in("/dev/shm");
+    std::fs::create_dir(format!("{dir}/d")).unwrap();
+    std::fs::write(format!("{dir}/f"), "").unwrap();
+    let at = |name: &str| c(&format!("{dir}/{name}"));
+    let swap = |one: &str, other: &str| {
+        sc!(SYS_renameat2, AT_FDCWD, at(one).as_ptr(), AT_FDCWD, at(other).as_ptr(), EXCHANGE)
+    };
+    swap("d", "f/").fails(ENOTDIR);
+    swap("f/", "d").fails(ENOTDIR);
+    swap("f/", "d/").fails(ENOTDIR);
+    swap("f", "d/").is(0);
+    swap("f/", "d").is(0);
+}
+
+/// That a path leads out of its scope is told before that what is there cannot be made.
+fn creating_above_the_scope() {
+    const BENEATH: u64 = 8;
+    let dir = open(&dir_in("/dev/shm"), O_RDONLY).fd();
+    let make = |name: &str, flags: i32| {
+        let how = [flags as u64, 0o600, BENEATH];
+        sc!(SYS_openat2, dir, c(name).as_ptr(), how.as_ptr(), 24)
+    };
+    make("..", O_CREAT | O_RDWR).fails(EXDEV);
+    make("..", O_CREAT | O_RDWR | O_EXCL).fails(EXDEV);
+    make(".", O_CREAT | O_RDWR).fails(EISDIR);
+    make(".", O_CREAT | O_RDWR | O_EXCL).fails(EEXIST);
+}
+
+fn locks_in_the_order_of_their_owners() {
+    let fd = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
+    let kinds = || {
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
+        let locks = text.lines().filter(|line| line.starts_with("lock:"));
+        locks.map(|line| line.split_whitespace().nth(2).unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    record_lock(fd, F_OFD_SETLK, range(0, 100, 10)).unwrap();
+    record_lock(fd, F_SETLK, range(0, 0, 10)).unwrap();
+    sc!(SYS_flock, fd, LOCK_SH).is(0);
+    assert_eq!(kinds(), ["FLOCK", "OFDLCK", "POSIX"]);
+    record_lock(fd, F_OFD_SETLK, range(2, 0, 0)).unwrap();
+    record_lock(fd, F_OFD_SETLK, range(0, 0, 1)).unwrap();
+    assert_eq!(kinds(), ["FLOCK", "POSIX", "OFDLCK"]);
+}
+
+/// Areas that grow downwards become one with others of their kind, as all memory of a process does.
+fn stacks_beside_each_other_are_one() {
+    let base = mmap(0, 16 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0).must();
+    sc!(SYS_munmap, base, 16 * 4096).is(0);
+    let (both, at) = (PROT_READ | PROT_WRITE, |page: usize| base + page * 4096);
+    let stack = |page: usize, pages: usize| {
+        let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_GROWSDOWN;
+        mmap(at(page), pages * 4096, both, flags, -1, 0).is(at(page));
+    };
+    let area_of = |page: usize| {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let ends = |line: &str| {
+            let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+            let number = |text: &str| usize::from_str_radix(text, 16).unwrap();
+            number(start)..number(end)
+        };
+        let area = maps.lines().map(ends).find(|area| area.contains(&at(page))).unwrap();
+        ((area.start - base) / 4096, (area.end - base) / 4096)
+    };
+    stack(8, 3);
+    assert_eq!(area_of(8), (8, 11));
+    sc!(SYS_mprotect, at(9), 4096, PROT_READ).is(0);
+    assert_eq!(area_of(8), (8, 9));
+    sc!(SYS_mprotect, at(9), 4096, both).is(0);
+    assert_eq!(area_of(8), (8, 11));
+    stack(11, 2);
+    stack(6, 2);
+    assert_eq!(area_of(8), (6, 13));
+}
+
+/// Of a setting that is a number there is nothing to be read but from its beginning on.
+fn numbers_are_told_from_their_beginning() {
+    let mut bytes = [0u8; 64];
+    let mut read = |name: &str, place: i64| {
+        let fd = open(&format!("/proc/sys/{name}"), O_RDONLY).fd();
+        sc!(SYS_pread64, fd, bytes.as_mut_ptr(), 64, place).must()
+    };
+    for name in ["fs/nr_open", "fs/file-nr", "kernel/cap_last_cap", "kernel/sem"] {
+        assert!(read(name, 0) > 1);
+        assert_eq!(read(name, 1), 0, "{name}");
+    }
+    for name in ["kernel/osrelease", "kernel/ostype", "kernel/random/boot_id"] {
+        assert_eq!(read(name, 1), read(name, 0) - 1, "{name}");
+    }
 }

@@ -10,6 +10,9 @@ tests!("found_sockets":
     broken_off_before_messages, options_of_no_length, families_of_raw_sockets,
     all_messages_count, urgent_by_either_version, who_would_wait_is_told_the_end,
     to_all_without_a_way, no_ip_for_raw_ipv6, what_a_receive_says_first,
+    to_all_from_an_address, who_asks_for_nothing_hears_from_whom, unread_messages_break_off,
+    values_of_no_length, long_requests, netlink_has_no_errors, kinds_of_icmp_before_the_way,
+    who_was_refused_is_not_new,
 );
 
 type Address = Vec<u8>;
@@ -588,5 +591,120 @@ fn what_a_receive_says_first() {
         send(a, b"lost", 0, None).is(4);
         receive(b).fails(EINVAL);
         receive(b).fails(EAGAIN);
+    }
+}
+
+/// Who is connected speaks from an address of this machine, and so has a way to everybody.
+fn to_all_from_an_address() {
+    let all = inet(9, [255; 4]);
+    for family in [AF_INET, AF_INET6] {
+        let one = socket(family, SOCK_DGRAM, 0);
+        connect(one, &inet(0x5000, LOOPBACK)).is(0);
+        send(one, b"", 0, Some(&all)).fails(EACCES);
+        connect(one, &all).fails(EACCES);
+        set(one, SOL_SOCKET, SO_BROADCAST, 1).is(0);
+        connect(one, &all).is(0);
+        let other = socket(family, SOCK_DGRAM, 0);
+        connect(other, &all).fails(ENETUNREACH);
+    }
+}
+
+/// A receive of no bytes takes none, and tells the name of who sent those that wait.
+fn who_asks_for_nothing_hears_from_whom() {
+    let [near, far] = pair(SOCK_STREAM);
+    let name = unix(&format!("{}/s", dir_in("/dev/shm")));
+    bind(near, &name).is(0);
+    let asked = || {
+        let (mut from, mut len) = ([0u8; 128], 128u32);
+        sc!(SYS_recvfrom, far, 0, 0, MSG_DONTWAIT, from.as_mut_ptr(), &raw mut len)?;
+        Ok(len as usize)
+    };
+    assert_eq!(asked(), Err(EAGAIN));
+    sc!(SYS_write, near, c"text".as_ptr(), 4).is(4);
+    assert_eq!(asked(), Ok(name.len()));
+    assert_eq!(receive(far, 0).unwrap(), b"text");
+    assert_eq!(asked(), Err(EAGAIN));
+}
+
+/// Messages that nobody received break a connection off, also those without bytes.
+fn unread_messages_break_off() {
+    let [near, far] = pair(SOCK_SEQPACKET);
+    send(near, b"", 0, None).is(0);
+    send(near, b"", 0, None).is(0);
+    close(far);
+    send(near, b"x", 0, None).fails(ECONNRESET);
+    send(near, b"x", 0, None).fails(EPIPE);
+    let [near, far] = pair(SOCK_SEQPACKET);
+    send(near, b"", 0, None).is(0);
+    send(near, b"", 0, None).is(0);
+    assert_eq!(receive(far, 0).unwrap(), b"");
+    assert_eq!(receive(far, 0).unwrap(), b"");
+    close(far);
+    send(near, b"x", 0, None).fails(EPIPE);
+}
+
+/// An address at which nothing is put need not be one.
+fn values_of_no_length() {
+    let one = socket(AF_UNIX, SOCK_DGRAM, 0);
+    for option in [SO_DOMAIN, SO_TYPE, SO_LINGER] {
+        let mut len = 0u32;
+        sc!(SYS_getsockopt, one, SOL_SOCKET, option, usize::MAX, &raw mut len).is(0);
+        assert_eq!(len, 0);
+        len = 4;
+        sc!(SYS_getsockopt, one, SOL_SOCKET, option, usize::MAX, &raw mut len).fails(EFAULT);
+    }
+}
+
+/// A request to the kernel may be as long as the buffer for sending.
+fn long_requests() {
+    let one = socket(AF_NETLINK, SOCK_RAW, 0);
+    let limit = get(one, SOL_SOCKET, SO_SNDBUF).unwrap() as usize;
+    let text = vec![0u8; limit];
+    send(one, &text[..limit - 31], 0, None).fails(EMSGSIZE);
+    send(one, &text[..10_000], 0, None).is(10_000);
+    sc!(SYS_sendto, one, 8, 10_000, 0, 0, 0).fails(EFAULT);
+}
+
+fn netlink_has_no_errors() {
+    let one = socket(AF_NETLINK, SOCK_RAW, 0);
+    assert_eq!(receive(one, MSG_ERRQUEUE), Err(EAGAIN));
+    assert_eq!(receive(one, MSG_ERRQUEUE | MSG_OOB), Err(EOPNOTSUPP));
+}
+
+/// Which way a packet of ICMP goes depends on its kind, which is looked at first.
+fn kinds_of_icmp_before_the_way() {
+    const ICMP: i32 = 1;
+    const UDP: i32 = 17;
+    let (here, all) = (inet(0, LOOPBACK), inet(0, [255; 4]));
+    let bad = |socket: i32, to: &[u8]| sc!(SYS_sendto, socket, 8, 8, 0, to.as_ptr(), 16);
+    let one = socket(AF_INET, SOCK_RAW, ICMP);
+    send(one, &[8], 0, Some(&here)).fails(EFAULT);
+    send(one, &[], 0, Some(&here)).fails(EFAULT);
+    send(one, &[8], 0, Some(&all)).fails(EFAULT);
+    send(one, &[8, 0], 0, Some(&all)).fails(ENETUNREACH);
+    bad(one, &all).fails(EFAULT);
+    bad(one, &here).fails(EFAULT);
+    send(one, &[], 0, None).fails(EDESTADDRREQ);
+    let other = socket(AF_INET, SOCK_RAW, UDP);
+    bad(other, &all).fails(ENETUNREACH);
+    bad(other, &here).fails(EFAULT);
+}
+
+/// A connection that was refused, and about which nobody was told, is in the way of others; what
+/// was known of the way to there is still known.
+fn who_was_refused_is_not_new() {
+    const IP_MTU: i32 = 14;
+    for (family, to, mtu) in
+        [(AF_INET, inet(0x5001, LOOPBACK), 0xffff), (AF_INET6, inet6(0x5001, &[1]), 0x1_0000)]
+    {
+        let one = socket(family, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        get(one, 0, IP_MTU).unwrap_err();
+        let _ = connect(one, &to);
+        while told(one) & POLLHUP == 0 {}
+        assert_eq!(get(one, 0, IP_MTU), Ok(mtu));
+        listen(one).fails(EINVAL);
+        sc!(SYS_shutdown, one, 2).fails(ENOTCONN);
+        listen(one).fails(EINVAL);
+        assert_eq!(get(one, 0, IP_MTU), Ok(mtu));
     }
 }

@@ -190,6 +190,15 @@ fn drop_resource() {
 const CAP_SYS_RESOURCE: u32 = 24;
 const CAP_VERSION_3: u32 = 0x2008_0522;
 
+/// Where a Linux lets programs change event counters and their like, those are one object that
+/// keeps what an earlier program has set.
+fn forget_anonymous() {
+    let fd = sc!(SYS_eventfd2, 0, 0).fd();
+    let _ = sc!(SYS_fchmod, fd, 0o600);
+    let _ = sc!(SYS_fchown, fd, 0, 0);
+    close(fd);
+}
+
 /// The program's process before its first call.
 fn prepare(place: &Place, program: &Program) {
     place.shared.tids[0].store(pid(), SeqCst);
@@ -198,6 +207,7 @@ fn prepare(place: &Place, program: &Program) {
         let _ = sc!(SYS_dup2, place.null, fd);
     }
     let _ = sc!(SYS_close_range, 3, u32::MAX, 0);
+    forget_anonymous();
     for sig in (1..=64).filter(|sig| ![SIGKILL, SIGSTOP].contains(sig)) {
         // Of one that goes beyond its limit there is more to be seen than its end.
         if [SIGPIPE, SIGXFSZ].contains(&sig) {
