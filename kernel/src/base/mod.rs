@@ -7,6 +7,7 @@ pub mod accounts;
 pub mod args;
 pub mod balance;
 pub mod counters;
+pub mod device_number;
 pub mod id_map;
 pub mod id_shards;
 pub mod identity;

@@ -15,7 +15,7 @@ use formats::cpio::{ArchiveEntry, Reader, mode};
 use formats::ports;
 
 use crate::base::io::Source;
-use crate::vfs::chrdev::make_device;
+use crate::drivers::chrdev::make_device;
 use crate::vfs::{File, FileType, Inode, NewObject, SetAttributes};
 
 /// Most steps to a directory in an archive, and most links on the way (path_resolution(7)).

@@ -25,6 +25,7 @@ pub mod limits;
 pub mod lsm;
 pub mod net;
 pub mod prctl;
+pub mod processes;
 pub mod schedule;
 pub mod signals;
 pub mod sleep;
@@ -354,15 +355,15 @@ table! {
     getpid => groups::getpid,
     gettid => groups::gettid,
     getppid => groups::getppid,
-    fork => process::fork::fork,
-    vfork => process::fork::vfork,
-    clone => process::fork::clone,
-    clone3 => process::fork::clone3,
+    fork => processes::fork,
+    vfork => processes::vfork,
+    clone => processes::clone,
+    clone3 => processes::clone3,
     unshare => process::fork::unshare,
     execve => crate::exec::call::execve,
     execveat => crate::exec::call::execveat,
-    exit => process::exit::exit,
-    exit_group => process::exit::exit_group_call,
+    exit => processes::exit,
+    exit_group => processes::exit_group,
     wait4 => process::wait::wait4,
     waitid => process::wait::waitid,
     futex => ipc::futex::futex,

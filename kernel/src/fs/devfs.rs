@@ -1,7 +1,7 @@
 //! /dev: device nodes in a tmpfs, and the devices that are only arithmetic (null(4), zero(4),
 //! full(4), random(4)).
 //!
-//! Terminals are elsewhere: `boot` names their devices to [`crate::vfs::chrdev`], and the
+//! Terminals are elsewhere: `boot` names their devices to [`crate::drivers::chrdev`], and the
 //! nodes made here (tty, console, ptmx, hvcN) lead to them. Numbers are those of Linux's list of
 //! devices.
 
@@ -12,7 +12,7 @@ use abi::{Errno, Result};
 use super::tmpfs::{Limits, TmpFs};
 use crate::base::io::{Sink, Source};
 use crate::base::random;
-use crate::vfs::chrdev::{self, CharDevices, CharDriver, make_device};
+use crate::drivers::chrdev::{self, CharDevices, CharDriver, make_device};
 use crate::vfs::{File, FileOps, FileSystem, FileType, Inode, MovedBy, NewObject};
 
 /// Major number of the devices of this file.

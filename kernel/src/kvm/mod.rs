@@ -18,8 +18,8 @@ use abi::kvm_capabilities::{Answer, CAPABILITIES};
 use abi::{Errno, Result, general as raw};
 
 use crate::base::user::UserPtr;
+use crate::drivers::chrdev::{CharDevices, CharDriver};
 use crate::process::current;
-use crate::vfs::chrdev::{CharDevices, CharDriver};
 use crate::vfs::{File, FileOps, Inode};
 
 mod clock;

@@ -7,13 +7,12 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use abi::{Result, general as raw};
+use abi::general as raw;
 use entry::PtRegs;
 
 use super::signal::{self, SIG_IGN, SigInfo, send};
 use super::usage::Counts;
 use super::{ExitState, Process, Thread, hooks, ptrace, relations, release_pid, upper, work};
-use crate::base::args::Args;
 use crate::base::poll::events;
 use crate::base::sched;
 use crate::base::sync::WaitError;
@@ -21,16 +20,6 @@ use crate::process::current;
 
 /// The status of a program that ended without one: as if SIGKILL had ended it.
 pub const NO_STATUS: i32 = raw::SIGKILL as i32;
-
-/// _exit(2) of one thread.
-pub fn exit(regs: &mut Args, code: i32) -> Result<u64> {
-    exit_thread(regs.all(), (code & 0xff) << 8)
-}
-
-/// exit_group(2).
-pub fn exit_group_call(regs: &mut Args, code: i32) -> Result<u64> {
-    exit_group(regs.all(), (code & 0xff) << 8)
-}
 
 /// Ends the current process with wait(2) status `status`. `regs`, here and below: what a tracer
 /// sees.

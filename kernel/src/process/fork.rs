@@ -13,15 +13,14 @@ use machine::fpu::FpuState;
 use machine::memory::USER_END;
 use machine::sync::{ReadMostly, SpinLock};
 use machine::task::{self, Task};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::ptrace::{self, Event};
 use super::rseq;
 use super::signal::{LAST, ProcessSignals};
 use super::upper::upper;
 use super::{
-    Own, PID_MAX, Pid, Process, Program, Relations, Thread, allocate_pid, hooks, note_name, own,
-    pidfd, relations, seccomp, threads_of_user, work,
+    Own, Pid, Process, Program, Relations, Thread, allocate_pid, hooks, note_name, own, pidfd,
+    relations, seccomp, threads_of_user, work,
 };
 use crate::base::accounts::Counted;
 use crate::base::args::Args;
@@ -35,70 +34,61 @@ use crate::security::{Capability, Credentials, Limits, Resource, UNLIMITED, subj
 
 /// What clone(2) and clone3(2) have in common.
 #[derive(Clone, Copy, Debug, Default)]
-struct Request {
-    flags: u64,
-    exit_signal: u32,
+#[expect(missing_docs, reason = "each field is the argument of that name")]
+pub struct Request {
+    pub flags: u64,
+    pub exit_signal: u32,
     /// The child's stack pointer; 0: the parent's.
-    stack: u64,
-    tls: u64,
-    parent_tid: u64,
-    child_tid: u64,
-    pidfd: u64,
+    pub stack: u64,
+    pub tls: u64,
+    pub parent_tid: u64,
+    pub child_tid: u64,
+    pub pidfd: u64,
     /// The child's id, if the caller chooses it.
-    set_tid: Option<Pid>,
+    pub set_tid: Option<Pid>,
 }
 
-/// `struct clone_args`.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]
-#[repr(C)]
-struct CloneArgs {
-    flags: u64,
-    pidfd: u64,
-    child_tid: u64,
-    parent_tid: u64,
-    exit_signal: u64,
-    stack: u64,
-    stack_size: u64,
-    tls: u64,
-    set_tid: u64,
-    set_tid_size: u64,
-    cgroup: u64,
+/// Flags of clone(2).
+pub mod flag {
+    #![expect(missing_docs, reason = "each is the flag of that name")]
+
+    use abi::general as raw;
+
+    pub const VM: u64 = raw::CLONE_VM as u64;
+    pub const FS: u64 = raw::CLONE_FS as u64;
+    pub const FILES: u64 = raw::CLONE_FILES as u64;
+    pub const SIGHAND: u64 = raw::CLONE_SIGHAND as u64;
+    pub const PIDFD: u64 = raw::CLONE_PIDFD as u64;
+    pub const VFORK: u64 = raw::CLONE_VFORK as u64;
+    pub const PARENT: u64 = raw::CLONE_PARENT as u64;
+    pub const THREAD: u64 = raw::CLONE_THREAD as u64;
+    pub const SETTLS: u64 = raw::CLONE_SETTLS as u64;
+    pub const PARENT_SETTID: u64 = raw::CLONE_PARENT_SETTID as u64;
+    pub const CHILD_CLEARTID: u64 = raw::CLONE_CHILD_CLEARTID as u64;
+    pub const DETACHED: u64 = raw::CLONE_DETACHED as u64;
+    pub const CHILD_SETTID: u64 = raw::CLONE_CHILD_SETTID as u64;
+    pub const CLEAR_SIGHAND: u64 = raw::CLONE_CLEAR_SIGHAND;
+    /// New namespaces: Limen has one of each kind.
+    pub const NEW_NAMESPACES: u64 = (raw::CLONE_NEWNS
+        | raw::CLONE_NEWCGROUP
+        | raw::CLONE_NEWUTS
+        | raw::CLONE_NEWIPC
+        | raw::CLONE_NEWUSER
+        | raw::CLONE_NEWPID
+        | raw::CLONE_NEWNET
+        | raw::CLONE_NEWTIME) as u64;
+    /// Those that cannot go with shared directories.
+    pub const NEW_TREES: u64 = (raw::CLONE_NEWNS | raw::CLONE_NEWUSER) as u64;
+    /// Shares what SEM_UNDO takes back. The threads of a process always do.
+    pub const UNDO: u64 = raw::CLONE_SYSVSEM as u64;
+    pub const PTRACE: u64 = raw::CLONE_PTRACE as u64;
+    pub const UNTRACED: u64 = raw::CLONE_UNTRACED as u64;
+    /// Without meaning here: there are no I/O contexts.
+    pub const WITHOUT_EFFECT: u64 = raw::CLONE_IO as u64;
 }
 
-/// Most name spaces of processes in each other (clone(2)).
-const MAX_PID_NS_LEVEL: u64 = 32;
+use flag::*;
 
-const VM: u64 = raw::CLONE_VM as u64;
-const FS: u64 = raw::CLONE_FS as u64;
-const FILES: u64 = raw::CLONE_FILES as u64;
-const SIGHAND: u64 = raw::CLONE_SIGHAND as u64;
-const PIDFD: u64 = raw::CLONE_PIDFD as u64;
-const VFORK: u64 = raw::CLONE_VFORK as u64;
-const PARENT: u64 = raw::CLONE_PARENT as u64;
-const THREAD: u64 = raw::CLONE_THREAD as u64;
-const SETTLS: u64 = raw::CLONE_SETTLS as u64;
-const PARENT_SETTID: u64 = raw::CLONE_PARENT_SETTID as u64;
-const CHILD_CLEARTID: u64 = raw::CLONE_CHILD_CLEARTID as u64;
-const DETACHED: u64 = raw::CLONE_DETACHED as u64;
-const CHILD_SETTID: u64 = raw::CLONE_CHILD_SETTID as u64;
-const CLEAR_SIGHAND: u64 = raw::CLONE_CLEAR_SIGHAND;
-/// New namespaces: Limen has one of each kind.
-const NEW_NAMESPACES: u64 = (raw::CLONE_NEWNS
-    | raw::CLONE_NEWCGROUP
-    | raw::CLONE_NEWUTS
-    | raw::CLONE_NEWIPC
-    | raw::CLONE_NEWUSER
-    | raw::CLONE_NEWPID
-    | raw::CLONE_NEWNET
-    | raw::CLONE_NEWTIME) as u64;
-/// Those that cannot go with shared directories.
-const NEW_TREES: u64 = (raw::CLONE_NEWNS | raw::CLONE_NEWUSER) as u64;
-/// Shares what SEM_UNDO takes back. The threads of a process always do.
-const UNDO: u64 = raw::CLONE_SYSVSEM as u64;
-const PTRACE: u64 = raw::CLONE_PTRACE as u64;
-const UNTRACED: u64 = raw::CLONE_UNTRACED as u64;
-/// Without meaning here: there are no I/O contexts.
-const WITHOUT_EFFECT: u64 = raw::CLONE_IO as u64;
 const KNOWN: u64 = VM
     | FS
     | FILES
@@ -117,93 +107,6 @@ const KNOWN: u64 = VM
     | PTRACE
     | UNTRACED
     | WITHOUT_EFFECT;
-
-/// fork(2).
-pub fn fork(regs: &mut Args) -> Result<u64> {
-    clone_with(regs, &Request { exit_signal: raw::SIGCHLD, ..Request::default() })
-}
-
-/// vfork(2).
-pub fn vfork(regs: &mut Args) -> Result<u64> {
-    let flags = VM | VFORK;
-    clone_with(regs, &Request { flags, exit_signal: raw::SIGCHLD, ..Request::default() })
-}
-
-/// clone(2).
-pub fn clone(
-    regs: &mut Args,
-    word: u32,
-    stack: u64,
-    parent_tid: u64,
-    child_tid: u64,
-    tls: u64,
-) -> Result<u64> {
-    let flags = u64::from(word & !raw::CSIGNAL);
-    // One argument serves both, so a program can ask for one of them only.
-    if flags & PIDFD != 0 && flags & (PARENT_SETTID | DETACHED) != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let request = Request {
-        flags: flags & !DETACHED,
-        exit_signal: word & raw::CSIGNAL,
-        stack,
-        parent_tid,
-        child_tid,
-        tls,
-        pidfd: parent_tid,
-        set_tid: None,
-    };
-    clone_with(regs, &request)
-}
-
-/// clone3(2).
-pub fn clone3(regs: &mut Args, address: u64, size: u64) -> Result<u64> {
-    if size < u64::from(raw::CLONE_ARGS_SIZE_VER0) {
-        return Err(Errno::EINVAL);
-    }
-    let given: CloneArgs = crate::base::user::read_extensible(address, size)?;
-    let set_tid = chosen_tid(&given)?;
-    let cgroup = given.flags & raw::CLONE_INTO_CGROUP != 0;
-    if given.exit_signal > u64::from(LAST)
-        || given.flags & (u64::from(raw::CSIGNAL) & !NEW_NAMESPACES | DETACHED) != 0
-        || (given.stack == 0) != (given.stack_size == 0)
-        || cgroup
-    {
-        return Err(Errno::EINVAL);
-    }
-    let top = given.stack.checked_add(given.stack_size).filter(|&top| top <= USER_END);
-    if given.flags & (THREAD | PARENT) != 0 && given.exit_signal != 0 {
-        return Err(Errno::EINVAL);
-    }
-    clone_with(
-        regs,
-        &Request {
-            flags: given.flags,
-            exit_signal: given.exit_signal as u32,
-            stack: top.ok_or(Errno::EINVAL)?,
-            tls: given.tls,
-            parent_tid: given.parent_tid,
-            child_tid: given.child_tid,
-            pidfd: given.pidfd,
-            set_tid,
-        },
-    )
-}
-
-/// The id that the caller chooses for the child, by its name spaces of processes: there is one.
-fn chosen_tid(given: &CloneArgs) -> Result<Option<Pid>> {
-    if given.set_tid_size > MAX_PID_NS_LEVEL || (given.set_tid == 0) != (given.set_tid_size == 0) {
-        return Err(Errno::EINVAL);
-    }
-    if given.set_tid == 0 {
-        return Ok(None);
-    }
-    let tid = UserPtr::<i32>::new(given.set_tid).read()?;
-    if given.set_tid_size > 1 || !(1..PID_MAX as i32).contains(&tid) {
-        return Err(Errno::EINVAL);
-    }
-    Ok(Some(tid as Pid))
-}
 
 /// Combinations that clone(2) rejects.
 fn check(request: &Request) -> Result<()> {
@@ -224,7 +127,8 @@ fn check(request: &Request) -> Result<()> {
     if has(SETTLS) && request.tls >= USER_END { Err(Errno::EPERM) } else { Ok(()) }
 }
 
-fn clone_with(regs: &mut Args, request: &Request) -> Result<u64> {
+/// Makes the child that a call of clone(2) or its like asks for, and says its id.
+pub fn clone_with(regs: &mut Args, request: &Request) -> Result<u64> {
     check(request)?;
     // A signal for the group that is on its way must reach parent and child alike: first deliver
     // it.

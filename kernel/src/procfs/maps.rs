@@ -15,11 +15,11 @@ use super::fds;
 use super::process_dir::Subject;
 use machine::memory::{HUGE_PAGE, Page, PageKind, Prot};
 
+use crate::drivers::chrdev::{major, minor};
 use crate::fs::pseudo::{Content, Text};
 use crate::mm::huge_area::HugeArea;
 use crate::mm::{Backing, Label, Mm, PAGE, Vma, VmaFlags};
 use crate::vfs::File;
-use crate::vfs::chrdev::{major, minor};
 
 /// Areas that are looked at under the lock at once.
 const AREAS_AT_ONCE: usize = 32;

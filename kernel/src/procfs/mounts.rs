@@ -10,8 +10,8 @@ use abi::{Errno, Result, general as raw};
 
 use super::process_dir::Subject;
 use crate::base::poll::{PollTable, events};
+use crate::drivers::chrdev::{major, minor};
 use crate::fs::pseudo::{Content, Text};
-use crate::vfs::chrdev::{major, minor};
 use crate::vfs::hooks;
 use crate::vfs::mount::{self, Mount};
 use crate::vfs::path::Location;

@@ -7,11 +7,11 @@ use machine::sync::SpinLock;
 
 use crate::base::time::{NS_PER_SEC, now_ns};
 use crate::base::{identity, sched};
+use crate::drivers::chrdev;
 use crate::fs::pseudo::Text;
 use crate::mm::hugetlb;
 use crate::process;
 use crate::vfs::Inode;
-use crate::vfs::chrdev;
 use crate::vfs::leases::{self, LeaseKind, Shown};
 use crate::vfs::locks::{Lock, Owner};
 use crate::vfs::page_cache;

@@ -15,8 +15,8 @@ use machine::sync::{Once, SpinLock};
 use super::{CHUNK, Screen, Tty, WinSize, job, pty};
 use crate::base::io::Sink;
 use crate::drivers::Port;
+use crate::drivers::chrdev::{self, CharDriver};
 use crate::process::Pid;
-use crate::vfs::chrdev::{self, CharDriver};
 use crate::vfs::{FdTable, FileOps, Inode};
 
 static CONSOLE: Once<Arc<Tty>> = Once::new();

@@ -10,8 +10,8 @@ use abi::{Errno, Result};
 use machine::sync::{Once, SpinLock};
 
 use super::{job, pty};
+use crate::drivers::chrdev::{self, make_device};
 use crate::process::current;
-use crate::vfs::chrdev::{self, make_device};
 use crate::vfs::{
     DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes, Statistics,
 };

@@ -9,11 +9,11 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
 use super::Tty;
+use crate::drivers::chrdev::CharDriver;
 use crate::process::current;
 use crate::process::signal::{self, SigInfo, bit};
 use crate::process::{Pid, find_process, group_members, relations, work};
 use crate::security::Capability;
-use crate::vfs::chrdev::CharDriver;
 use crate::vfs::{FileOps, Inode};
 
 /// Major number of /dev/tty, /dev/console and /dev/ptmx.

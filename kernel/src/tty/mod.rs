@@ -31,8 +31,8 @@ use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::time::{Deadline, NS_PER_SEC};
 use crate::drivers::Port;
+use crate::drivers::chrdev::CharDevices;
 use crate::process::Pid;
-use crate::vfs::chrdev::CharDevices;
 
 use discipline::{Discipline, Event};
 

@@ -13,7 +13,7 @@ use super::{CHUNK, Screen, Tty, control, devpts, job};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::user::UserPtr;
-use crate::vfs::chrdev::{self, CharDriver};
+use crate::drivers::chrdev::{self, CharDriver};
 use crate::vfs::{File, FileOps, Inode};
 
 /// Major number of slaves.

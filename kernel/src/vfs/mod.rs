@@ -23,7 +23,6 @@ use crate::vfs::page_cache::PageCache;
 pub mod anon;
 pub mod attributes;
 pub(crate) mod capability;
-pub mod chrdev;
 pub mod dentry;
 pub mod deny_write;
 pub mod file;
@@ -368,7 +367,7 @@ pub trait FileSystem: Send + Sync {
 /// A device number of its own for a file system that is on no device (major number 0).
 pub fn anonymous_device() -> u64 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
-    crate::vfs::chrdev::make_device(0, NEXT.fetch_add(1, Ordering::Relaxed))
+    crate::base::device_number::make_device(0, NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// See statfs(2).

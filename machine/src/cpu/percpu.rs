@@ -64,8 +64,8 @@ pub(crate) struct TaskHead {
     pub(crate) work: AtomicU32,
 }
 
-/// SYSRET goes to addresses below. A call whose instruction is the last of user space returns to its
-/// end, which is canonical.
+/// SYSRET goes to addresses below. A call whose instruction is the last of user space returns to
+/// its end, which is canonical.
 pub(crate) const SYSRET_END: u64 = USER_END + 1;
 
 /// The bit of [`TaskHead::work`] that is the machine's: the call that runs has its frame lent.

@@ -182,7 +182,7 @@ pub unsafe fn begin_call(regs: &mut PtRegs) -> &mut CallRegs {
     #[cfg(feature = "ktest")]
     crate::ktest::entered(regs);
     cpu::irq_enable();
-    // SAFETY: the caller's word.
+    // SAFETY: the frame is that of the running program's call, which `end_call` ends.
     unsafe { CallRegs::of(regs) }
 }
 
@@ -202,7 +202,8 @@ pub unsafe fn end_call(regs: &mut PtRegs) -> bool {
 /// As [`begin_call`].
 pub unsafe fn begin_instrumented_call(regs: &mut PtRegs, number: u64) -> &mut CallRegs {
     record::called(number, [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9]);
-    // SAFETY: the caller's word.
+    // SAFETY: the entry code calls for the program that runs, and `end_instrumented_call` comes
+    // behind it.
     unsafe { begin_call(regs) }
 }
 
@@ -260,8 +261,8 @@ fn user_exception(regs: &mut PtRegs, number: u8) {
     limen_user_exception(regs, Exception { vector: number, error, address });
 }
 
-/// What [`prepare_return`] does, for a plain call that has no work to do and has its frame as SYSCALL
-/// left it: without a loop it keeps nothing across calls.
+/// What [`prepare_return`] does, for a plain call that has no work to do and has its frame as
+/// SYSCALL left it: without a loop it keeps nothing across calls.
 #[inline(always)]
 fn prepare_sysret<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
     cpu::irq_disable();
@@ -296,7 +297,7 @@ pub(crate) fn prepare_return<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
                 continue;
             }
             if work != 0 {
-                // SAFETY: as above.
+                // SAFETY: what is about to return to a program is that program's thread.
                 unsafe { percpu::forget_lent_frame() };
             }
             if own_work != 0 {

@@ -282,8 +282,8 @@ impl Task {
         self.part.release();
     }
 
-    /// Sets bits of the exit-work word (bit 31 is the machine's); the program sees the kernel again before it runs on. If it
-    /// runs on another CPU, that CPU also needs an interrupt.
+    /// Sets bits of the exit-work word (bit 31 is the machine's); the program sees the kernel again
+    /// before it runs on. If it runs on another CPU, that CPU also needs an interrupt.
     #[inline(always)]
     pub fn set_work(&self, bits: u32) {
         self.head.work.fetch_or(bits & !FRAME_LENT, Ordering::SeqCst);
@@ -436,8 +436,8 @@ fn place_of_task<T: Schedulable>(thread: &T) -> usize {
     place
 }
 
-/// A value inside a thread's structure that only the thread itself reaches: no lock, and no count of
-/// the value's own.
+/// A value inside a thread's structure that only the thread itself reaches: no lock, and no count
+/// of the value's own.
 pub struct ThreadCell<T> {
     /// Calls of `with` that have not returned. Each has a frame on the thread's stack, so it does
     /// not overflow.
@@ -517,7 +517,7 @@ impl<T> OwnedCell<T> {
     #[inline(always)]
     pub fn read<Th, R>(&self, reader: Current<Th>, f: impl FnOnce(&T) -> R) -> R {
         if self.value.is_in(&reader) {
-            // SAFETY: just asked.
+            // SAFETY: the cell lies in the structure of the running thread.
             return unsafe { self.value.with_own(f) };
         }
         let _change = self.change.lock();

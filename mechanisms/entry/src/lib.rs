@@ -234,9 +234,9 @@ pub fn decide<const LIMIT: u64>(regs: &PtRegs) -> Exit {
     Exit::Sysret
 }
 
-/// Whether SYSRET gives back a frame that SYSCALL left and nobody has changed: [`decide`] for those.
-/// RIP is canonical, since an instruction lies before it; RCX, R11, CS and SS are right, and no
-/// program has rights to ports or runs with interrupts masked. What is left are two flags.
+/// Whether SYSRET gives back a frame that SYSCALL left and nobody has changed: [`decide`] for
+/// those. RIP is canonical, since an instruction lies before it; RCX, R11, CS and SS are right, and
+/// no program has rights to ports or runs with interrupts masked. What is left are two flags.
 #[inline(always)]
 #[must_use]
 pub fn returns_by_sysret(regs: &PtRegs) -> bool {

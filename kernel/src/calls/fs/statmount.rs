@@ -10,9 +10,9 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use super::mounts::ATTRIBUTES;
 use crate::base::args::check_flags;
 use crate::base::user::{UserPtr, read_extensible};
+use crate::drivers::chrdev::{major, minor};
 use crate::procfs::mounts::path_in_fs;
 use crate::security::Capability;
-use crate::vfs::chrdev::{major, minor};
 use crate::vfs::mount::{self, Mount, UNIQUE_OFFSET};
 use crate::vfs::path::{Context, Location};
 

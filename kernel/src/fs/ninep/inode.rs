@@ -12,8 +12,8 @@ use super::file::NinepFile;
 use super::{Fid, NinepFs};
 use crate::base::sync::Mutex;
 use crate::base::time::now_ns;
+use crate::drivers::chrdev;
 use crate::fs::{NAME_MAX, is_name};
-use crate::vfs::chrdev;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, Renaming,

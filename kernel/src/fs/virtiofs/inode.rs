@@ -17,10 +17,10 @@ use super::listing::{Builder, Found, Known, Listing};
 use crate::base::io::Sink;
 use crate::base::sync::Mutex;
 use crate::base::time::{now_ns, realtime_ns};
+use crate::drivers::chrdev;
 use crate::vfs::page_cache::{Coming, MAX_FILE_SIZE, PageBackend, PageCache};
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes,
-    chrdev,
 };
 
 /// Questions about single names of a directory before all of them are asked for at once.
