@@ -17,7 +17,8 @@ tests!("found_files":
     newest_names_come_first, writing_nothing_changes_nothing, ranges_before_flags,
     no_name_is_no_empty_name, nothing_without_a_name_is_executed, first_threads_of_zombies,
     exchanging_with_a_slash, creating_above_the_scope, locks_in_the_order_of_their_owners,
-    stacks_beside_each_other_are_one, numbers_are_told_from_their_beginning,
+    stacks_beside_each_other_are_one, others_files_before_directories, others_threads_are_asked,
+    segments_end_with_their_bytes, locks_are_read_first, numbers_are_told_from_their_beginning,
 );
 
 fn other_ids_end_the_death_signal() {
@@ -450,6 +451,12 @@ fn pidfds_of_a_process_are_one() {
     sc!(SYS_wait4, child, 0, 0, 0).is(child as usize);
     let event = sc!(SYS_eventfd2, 0, 0).fd();
     lease(event, 1).fails(EINVAL);
+    // It goes with the last of them, though its process stays, and comes again as the same.
+    open(sc!(SYS_getppid).must() as i32);
+    let known = number(one);
+    close(one);
+    close(again);
+    assert_eq!(number(open(pid())), known);
 }
 
 /// Who takes a lease owns the descriptor's signals by its own id, which names a process only where
@@ -715,4 +722,49 @@ fn numbers_are_told_from_their_beginning() {
     for name in ["kernel/osrelease", "kernel/ostype", "kernel/random/boot_id"] {
         assert_eq!(read(name, 1), read(name, 0) - 1, "{name}");
     }
+}
+
+/// Who may not link a file is told so, whatever he may do in the directory.
+fn others_files_before_directories() {
+    std::env::set_current_dir(dir()).unwrap();
+    sc!(SYS_mkdir, c"closed".as_ptr(), 0o755).is(0);
+    std::fs::write("roots", b"x").unwrap();
+    in_child(|| {
+        sc!(SYS_setresuid, 0, 1000, u32::MAX).is(0);
+        sc!(SYS_link, c"roots".as_ptr(), c"closed/mine".as_ptr()).fails(EPERM);
+    });
+}
+
+/// Threads of a process may have different users: each is asked for itself.
+fn others_threads_are_asked() {
+    in_child(|| {
+        let main = tid();
+        let other = std::thread::spawn(move || {
+            sc!(SYS_setresuid, u32::MAX, 5, 1000).is(0);
+            sc!(SYS_setpriority, PRIO_PROCESS, main, 19).fails(EPERM);
+            sc!(SYS_sched_setaffinity, main, 8, [1u64].as_ptr()).fails(EPERM);
+            sc!(SYS_setpriority, PRIO_PROCESS, 0, 5).is(0);
+            // The real ids are enough for these.
+            sc!(SYS_ioprio_set, 1, main, 2 << 13 | 4).is(0);
+        });
+        other.join().unwrap();
+    });
+}
+
+fn segments_end_with_their_bytes() {
+    let id = sc!(SYS_shmget, IPC_PRIVATE, 1, 0o600).must();
+    sc!(SYS_shmat, id, 0xffff_ffff_ffff_f000u64, 0).fails(ENOMEM);
+    let whole = sc!(SYS_shmget, IPC_PRIVATE, 4096, 0o600).must();
+    sc!(SYS_shmat, whole, 0xffff_ffff_ffff_f000u64, 0).fails(EINVAL);
+    for id in [id, whole] {
+        sc!(SYS_shmctl, id, IPC_RMID, 0).is(0);
+    }
+}
+
+/// FUTEX_UNLOCK_PI asks who has the lock before it looks at the address.
+fn locks_are_read_first() {
+    let words = [0u32; 2];
+    let beside = words.as_ptr() as usize + 1;
+    sc!(SYS_futex, -1i64, FUTEX_UNLOCK_PI, 0, 0, 0, 0).fails(EFAULT);
+    sc!(SYS_futex, beside, FUTEX_UNLOCK_PI, 0, 0, 0, 0).fails(EPERM);
 }

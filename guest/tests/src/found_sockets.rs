@@ -9,7 +9,7 @@ tests!("found_sockets":
     what_cannot_be_sent_gives_no_name, names_come_before_the_peers, errors_are_not_data,
     broken_off_before_messages, options_of_no_length, families_of_raw_sockets,
     all_messages_count, urgent_by_either_version, who_would_wait_is_told_the_end,
-    to_all_without_a_way, no_ip_for_raw_ipv6, what_a_receive_says_first,
+    to_all_without_a_way, no_ip_for_raw_ipv6, raw_sockets_keep_no_place, what_a_receive_says_first,
     to_all_from_an_address, who_asks_for_nothing_hears_from_whom, unread_messages_break_off,
     values_of_no_length, long_requests, netlink_has_no_errors, kinds_of_icmp_before_the_way,
     who_was_refused_is_not_new,
@@ -550,6 +550,15 @@ fn to_all_without_a_way() {
     let (got, at) = (got.as_mut_ptr(), from.as_mut_ptr());
     sc!(SYS_recvfrom, receiver, got, 8, 0, at, &raw mut len).is(1);
     assert_eq!(from[4..8], LOOPBACK);
+}
+
+/// Raw sockets keep no place for looks (SO_PEEK_OFF), whatever protocol they have.
+fn raw_sockets_keep_no_place() {
+    for (domain, protocol) in [(AF_INET, IPPROTO_UDP), (AF_INET6, IPPROTO_ICMPV6)] {
+        let raw = socket(domain, SOCK_RAW, protocol);
+        set(raw, SOL_SOCKET, SO_PEEK_OFF, 100).fails(EOPNOTSUPP);
+        assert_eq!(get(raw, SOL_SOCKET, SO_PEEK_OFF), Err(EOPNOTSUPP));
+    }
 }
 
 /// Raw sockets of IPv6 have no options of IPv4.

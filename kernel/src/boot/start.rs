@@ -115,6 +115,7 @@ fn register_floors() {
         fifo: crate::ipc::pipe::open_node,
     });
     mount::register_types(super::file_systems::TYPES);
+    crate::vfs::anon::common();
     machine::boot::seal();
 }
 

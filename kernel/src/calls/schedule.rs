@@ -17,7 +17,7 @@ use crate::process::current;
 use crate::process::{
     Process, Thread, all_processes, find_process, find_thread, group_members, hooks,
 };
-use crate::security::{Capability, Resource, Subject, check_io_priority};
+use crate::security::{Capability, Credentials, Resource, Subject, check_io_priority};
 
 /// What sched_rr_get_interval(2) tells of threads without real-time policy.
 const INTERVAL_NS: u64 = scheduler::queue::SLICE_NS;
@@ -48,6 +48,14 @@ impl Target {
         }
     }
 
+    /// Its own: threads of a process may have different ones.
+    fn credentials(&self) -> Arc<Credentials> {
+        match self {
+            Target::Thread(thread) => thread.credentials(),
+            Target::Zombie(process) => process.credentials(),
+        }
+    }
+
     /// What `ask` finds out of a thread; of a zombie what a new thread has.
     fn ask<T: Default>(&self, ask: impl FnOnce(&sched::SchedEntity) -> T) -> T {
         match self {
@@ -64,7 +72,7 @@ impl Target {
 }
 
 /// Whether the caller may change how `target` is scheduled.
-fn check_permission(target: &Process) -> Result<Subject> {
+fn check_permission(target: &Target) -> Result<Subject> {
     let own = current().subject();
     let other = target.credentials();
     let same_user = own.euid == other.euid || own.euid == other.uid;
@@ -101,7 +109,7 @@ pub fn sched_setaffinity(pid: u64, size: usize, mask: u64) -> Result<u64> {
     let size = size.min(bytes.len());
     UserPtr::<u8>::new(mask).read_bytes(&mut bytes[..size])?;
     let target = Target::of(pid).map_err(|_| Errno::ESRCH)?;
-    let own = check_permission(target.process())?;
+    let own = check_permission(&target)?;
     hooks::task_setscheduler((&own, target.process()))?;
     let online = (1u64 << cpu_count()) - 1;
     let mask = u64::from_le_bytes(bytes) & online;
@@ -150,7 +158,7 @@ fn set_policy(target: &Target, policy: u32, priority: i32, nice: Option<i32>) ->
     if !(least..=most).contains(&priority) {
         return Err(Errno::EINVAL);
     }
-    let own = check_permission(target.process())?;
+    let own = check_permission(&target)?;
     if !own.capable(Capability::SysNice) {
         check_limits(target, policy, priority, nice)?;
     }
@@ -367,7 +375,7 @@ pub fn getpriority(which: u32, who: u32) -> Result<u64> {
 }
 
 fn set_nice(target: &Target, nice: i32) -> Result<()> {
-    let own = check_permission(target.process())?;
+    let own = check_permission(&target)?;
     let old = target.ask(|entity| entity.nice);
     let limit = target.process().limit(Resource::Nice);
     if nice < old && nice_limit(nice) > limit && !own.capable(Capability::SysNice) {
@@ -424,7 +432,11 @@ pub fn ioprio_set(kind: u32, who: u32, priority: u32) -> Result<u64> {
     let subject = current().subject();
     check_io_priority(&subject, priority)?;
     for target in io_targets(kind, who)? {
-        check_permission(target.process())?;
+        // Not the rule of `check_permission`: the real ids are asked.
+        let uid = target.credentials().uid;
+        if uid != subject.euid && uid != subject.uid && !subject.capable(Capability::SysNice) {
+            return Err(Errno::EPERM);
+        }
         hooks::task_setioprio((&subject, target.process(), priority))?;
         target.change(|entity| entity.io_priority = priority & 0xffff);
     }

@@ -63,12 +63,8 @@ pub fn attach(mm: &Arc<Mm>, wanted: Attachment) -> Result<u64> {
             inner.find_free(0, wanted.len)?
         } else {
             let start = wanted.address;
-            // Who replaces what is there does not look whether the place is one at all.
-            let beyond = if wanted.replace { Errno::ENOMEM } else { Errno::EINVAL };
-            let end = start.checked_add(wanted.len).ok_or(beyond)?;
-            if end > USER_END {
-                return Err(Errno::ENOMEM);
-            }
+            let end = start.checked_add(wanted.len).filter(|&end| end <= USER_END);
+            let end = end.ok_or(Errno::ENOMEM)?;
             if start < MMAP_MIN {
                 return Err(Errno::EPERM);
             }

@@ -8,7 +8,7 @@ use abi::{Errno, Result, net as raw};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::inet::interface;
-use super::{Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket, hooks};
+use super::{Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket, SocketKind, hooks};
 use crate::base::time::NS_PER_SEC;
 use crate::base::user::UserPtr;
 use crate::process::{Thread, find_process, pidfd};
@@ -156,7 +156,7 @@ fn is_for_others(common: &Common, name: u32) -> bool {
             !is_unix && common.domain != raw::AF_NETLINK
         }
         raw::SO_ZEROCOPY => is_unix,
-        raw::SO_PEEK_OFF => common.domain == raw::AF_NETLINK,
+        raw::SO_PEEK_OFF => common.domain == raw::AF_NETLINK || common.kind == SocketKind::Raw,
         raw::SO_TXREHASH => common.protocol != raw::IPPROTO_TCP as u32,
         raw::SO_RESERVE_MEM => true,
         _ => false,
@@ -379,8 +379,8 @@ fn timeout_ns(value: &[u8]) -> Result<u64> {
 fn check_level(common: &Common, level: u32) -> Result<()> {
     const OF_UDP: [u32; 2] = [raw::IPPROTO_UDP as u32, raw::IPPROTO_UDPLITE as u32];
     // The levels of UDP and UDP-Lite are one.
-    let is_dgram = common.kind == super::SocketKind::Dgram;
-    let is_raw = common.kind == super::SocketKind::Raw;
+    let is_dgram = common.kind == SocketKind::Dgram;
+    let is_raw = common.kind == SocketKind::Raw;
     let is_own = level == common.protocol && !is_raw
         || is_dgram && OF_UDP.contains(&level)
         || is_raw && matches!(level, raw::SOL_RAW | raw::SOL_ICMPV6);

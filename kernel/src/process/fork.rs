@@ -418,7 +418,7 @@ impl Process {
             is_zombie: AtomicBool::new(false),
             settings: super::Settings::default(),
             exit_events: Arc::default(),
-            pidfd_inode: machine::sync::Once::default(),
+            pid_object: super::pidfd::PidObject::default(),
             signal_events: Arc::default(),
             continue_events: WaitQueue::new(),
             release_events: WaitQueue::new(),

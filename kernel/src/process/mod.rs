@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result};
-use machine::sync::{Once, ReadMostly, SpinLock};
+use machine::sync::{ReadMostly, SpinLock};
 use machine::task::part::PartSlot;
 use machine::task::{Current, Task};
 
@@ -28,7 +28,6 @@ use crate::mm::Mm;
 use crate::security::landlock::Confinement;
 use crate::security::{Capability, Credentials, Limits, Resource};
 use crate::vfs::File;
-use crate::vfs::anon::AnonInode;
 
 pub mod acting;
 mod capability;
@@ -57,6 +56,7 @@ pub mod user_dispatch;
 pub mod wait;
 pub mod yama;
 
+use pidfd::PidObject;
 use table::charge_thread;
 pub use table::{
     charges, find_process, find_thread, group_members, join_group, last_pid, processes_from,
@@ -114,7 +114,7 @@ pub struct Thread {
     /// Files, directories, credentials.
     own: Own,
     /// What all pidfds of it alone are.
-    pub pidfd_inode: Once<Arc<AnonInode>>,
+    pub pid_object: PidObject,
     /// Its place in its process's list, whose lock guards it.
     place: AtomicUsize,
 }
@@ -202,7 +202,7 @@ impl Thread {
             transfers: Transfers::default(),
             restart: SpinLock::new(None),
             own,
-            pidfd_inode: Once::default(),
+            pid_object: PidObject::default(),
             place: AtomicUsize::new(0),
         };
         CURRENT.attach(base.task(), part)
@@ -281,7 +281,7 @@ pub struct Process {
     /// Woken when it may have become a zombie, for pidfd_open(2).
     pub exit_events: Arc<WaitQueue>,
     /// What all its pidfds are.
-    pub pidfd_inode: Once<Arc<AnonInode>>,
+    pub pid_object: PidObject,
     /// Woken when a signal has become pending, for signalfd(2) and sigtimedwait(2).
     pub signal_events: Arc<WaitQueue>,
     /// Woken when a stopped process goes on.

@@ -1,10 +1,10 @@
 //! Descriptors that stand for processes, or for single threads (PIDFD_THREAD): pidfd_open(2).
 
 use alloc::sync::{Arc, Weak};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
-use machine::sync::Once;
+use machine::sync::SpinLock;
 
 use super::{Pid, Process, Thread, find_process, find_thread, give_file};
 use crate::base::poll::{PollTable, events};
@@ -115,29 +115,52 @@ fn process_of_folder(file: &File) -> Result<Arc<Process>> {
 
 /// Gives the current process a descriptor for `process`. `flags`: O_NONBLOCK or 0.
 pub fn open_fd(process: &Arc<Process>, flags: u32) -> Result<u32> {
-    give(process.clone(), None, &process.pidfd_inode, flags)
+    give(process.clone(), None, &process.pid_object, flags)
 }
 
 /// The same for a thread.
 pub fn open_thread_fd(thread: &Arc<Thread>, flags: u32) -> Result<u32> {
     let one = Some((thread.tid(), Arc::downgrade(thread)));
     let is_first = thread.tid() == thread.process.pid;
-    let inode = if is_first { &thread.process.pidfd_inode } else { &thread.pidfd_inode };
-    let fd = give(thread.process.clone(), one, inode, flags)?;
+    let object = if is_first { &thread.process.pid_object } else { &thread.pid_object };
+    let fd = give(thread.process.clone(), one, object, flags)?;
     // Opening takes the flag for another one, which files do not keep.
     current().files().get(fd)?.keep_flag(PIDFD_THREAD);
     Ok(fd)
+}
+
+/// What all pidfds of a process are, or all of a thread: there while one of them is open, and of the
+/// same number when one is opened again.
+#[derive(Default)]
+pub struct PidObject {
+    number: AtomicU64,
+    inode: SpinLock<Weak<AnonInode>>,
+}
+
+impl PidObject {
+    fn get(&self) -> Arc<AnonInode> {
+        let mut known = self.inode.lock();
+        if let Some(inode) = known.upgrade() {
+            return inode;
+        }
+        let inode = match self.number.load(Ordering::Relaxed) {
+            0 => AnonInode::new(FileType::Anonymous, 0o700, PIDFD),
+            number => AnonInode::again(0o700, PIDFD, number),
+        };
+        self.number.store(inode.number(), Ordering::Relaxed);
+        *known = Arc::downgrade(&inode);
+        inode
+    }
 }
 
 /// All pidfds of a process, or of a thread, are one object, which each of them writes to.
 fn give(
     process: Arc<Process>,
     thread: Option<(Pid, Weak<Thread>)>,
-    inode: &Once<Arc<AnonInode>>,
+    object: &PidObject,
     flags: u32,
 ) -> Result<u32> {
-    let new = || AnonInode::new(FileType::Anonymous, 0o700, PIDFD);
-    let (inode, flags) = (inode.call_once(new).clone(), flags | raw::O_RDWR);
+    let (inode, flags) = (object.get(), flags | raw::O_RDWR);
     let access = WriteAccess::unnamed(inode.clone())?;
     leases::break_for(&*inode, flags)?;
     let ops = Arc::new(PidFile { process, thread, inode });

@@ -68,6 +68,12 @@ impl AnonInode {
         Arc::new(new)
     }
 
+    /// The same, of number `number`, which [`AnonInode::new`] has given to one that is gone.
+    #[must_use]
+    pub fn again(mode: u32, label: &'static str, number: u64) -> Arc<AnonInode> {
+        Arc::new(AnonInode { number, ..Self::make(FileType::Anonymous, mode, label) })
+    }
+
     /// The same, which belongs to a user and a group: a `pipe`, a `socket`.
     #[must_use]
     pub fn owned(
@@ -204,8 +210,9 @@ impl Inode for AnonInode {
     }
 }
 
-/// The object that event counters and their like are.
-fn common() -> &'static Arc<AnonInode> {
+/// The object that event counters and their like are. There from the boot on, so that no program is
+/// the one that makes it.
+pub fn common() -> &'static Arc<AnonInode> {
     static COMMON: Once<Arc<AnonInode>> = Once::new();
     COMMON.call_once(|| Arc::new(AnonInode::make(FileType::Anonymous, 0o600, "[common]")))
 }

@@ -263,13 +263,13 @@ pub fn link(context: &Context, target: &Location, dirfd: i32, path: &[u8]) -> Re
         return Err(Errno::EXDEV);
     }
     walk.at.mount.check_writable()?;
+    check_hardlink(context, target)?;
     hooks::path_link((context, target, &walk.at, name))?;
     check_change(context, &walk.at)?;
     flags::check_not_guarded(target.inode().as_ref())?;
     if target.dentry.is_directory() {
         return Err(Errno::EPERM);
     }
-    check_hardlink(context, target)?;
     hooks::inode_link((&walk.at, target.inode().as_ref()))?;
     parent.inode().link(name, target.inode())?;
     if walk.at.mount.file_system().caches_names() {

@@ -166,10 +166,15 @@ fn queue(
 
 /// FUTEX_UNLOCK_PI.
 pub(super) fn unlock(address: u64, private: bool) -> Result<u64> {
+    let is_owner = |value: u32| value & raw::FUTEX_TID_MASK == current().tid();
+    // The word is asked before its address is looked at.
+    if !is_owner(UserPtr::<u32>::new(address).read()?) {
+        return Err(Errno::EPERM);
+    }
     let key = key_of(address, private)?;
     repeat(address, key, |bucket| {
         let Ok(value) = UserPtr::<u32>::new(address).load() else { return Step::Again };
-        if value & raw::FUTEX_TID_MASK != current().tid() {
+        if !is_owner(value) {
             return Step::Fail(Errno::EPERM);
         }
         hand_over(address, bucket, key, value, 0)

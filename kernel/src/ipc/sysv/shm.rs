@@ -228,6 +228,10 @@ pub fn shmat(id: u64, address_at: u64, flags: u32) -> Result<u64> {
     let rights = READ | if write { WRITE } else { 0 } | if exec { 0o111 } else { 0 };
     segment.check(rights)?;
     hooks::shm_shmat((&segment.perm(), flags))?;
+    // By its bytes, not its pages. Who replaces what is there does not look at all.
+    if !replace && address.checked_add(segment.content.size).is_none() {
+        return Err(Errno::EINVAL);
+    }
     let mut prot = Prot::READ;
     prot.set(Prot::WRITE, write);
     prot.set(Prot::EXEC, exec);
