@@ -158,7 +158,7 @@ fn set_policy(target: &Target, policy: u32, priority: i32, nice: Option<i32>) ->
     if !(least..=most).contains(&priority) {
         return Err(Errno::EINVAL);
     }
-    let own = check_permission(&target)?;
+    let own = check_permission(target)?;
     if !own.capable(Capability::SysNice) {
         check_limits(target, policy, priority, nice)?;
     }
@@ -375,7 +375,7 @@ pub fn getpriority(which: u32, who: u32) -> Result<u64> {
 }
 
 fn set_nice(target: &Target, nice: i32) -> Result<()> {
-    let own = check_permission(&target)?;
+    let own = check_permission(target)?;
     let old = target.ask(|entity| entity.nice);
     let limit = target.process().limit(Resource::Nice);
     if nice < old && nice_limit(nice) > limit && !own.capable(Capability::SysNice) {

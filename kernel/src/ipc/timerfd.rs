@@ -122,15 +122,12 @@ impl Core {
     /// Time to the next expiry and the period. Its expiry has been noted.
     fn remaining(&self, state: &TimerState) -> ITimerSpec {
         let now_ns = self.now_ns();
-        let rest_ns = if state.due_ns == 0 {
-            0
-        } else if state.due_ns > now_ns {
-            state.due_ns - now_ns
-        } else if state.interval_ns > 0 {
-            let late_ns = (now_ns - state.due_ns) % state.interval_ns;
-            state.interval_ns - late_ns
-        } else {
-            0
+        let rest_ns = match state.due_ns.saturating_sub(now_ns) {
+            0 if state.due_ns != 0 && state.interval_ns > 0 => {
+                let late_ns = (now_ns - state.due_ns) % state.interval_ns;
+                state.interval_ns - late_ns
+            }
+            rest_ns => rest_ns,
         };
         ITimerSpec {
             interval: TimeSpec::from_ns(state.interval_ns),

@@ -418,7 +418,7 @@ impl Process {
             is_zombie: AtomicBool::new(false),
             settings: super::Settings::default(),
             exit_events: Arc::default(),
-            pid_object: super::pidfd::PidObject::default(),
+            pid_object: crate::vfs::anon::PidObject::default(),
             signal_events: Arc::default(),
             continue_events: WaitQueue::new(),
             release_events: WaitQueue::new(),

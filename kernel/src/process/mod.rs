@@ -28,6 +28,7 @@ use crate::mm::Mm;
 use crate::security::landlock::Confinement;
 use crate::security::{Capability, Credentials, Limits, Resource};
 use crate::vfs::File;
+use crate::vfs::anon::PidObject;
 
 pub mod acting;
 mod capability;
@@ -56,7 +57,6 @@ pub mod user_dispatch;
 pub mod wait;
 pub mod yama;
 
-use pidfd::PidObject;
 use table::charge_thread;
 pub use table::{
     charges, find_process, find_thread, group_members, join_group, last_pid, processes_from,

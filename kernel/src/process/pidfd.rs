@@ -1,21 +1,17 @@
 //! Descriptors that stand for processes, or for single threads (PIDFD_THREAD): pidfd_open(2).
 
 use alloc::sync::{Arc, Weak};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
-use machine::sync::SpinLock;
 
 use super::{Pid, Process, Thread, find_process, find_thread, give_file};
 use crate::base::poll::{PollTable, events};
 use crate::fs::pseudo::PseudoInode;
 use crate::process::current;
-use crate::vfs::anon::AnonInode;
+use crate::vfs::anon::{AnonInode, PidObject};
 use crate::vfs::deny_write::{Access, WriteAccess};
-use crate::vfs::{File, FileOps, FileType, Inode, leases};
-
-/// What a pidfd is called.
-const PIDFD: &str = "[pidfd]";
+use crate::vfs::{File, FileOps, Inode, leases};
 
 /// The open file behind a pidfd.
 pub struct PidFile {
@@ -127,30 +123,6 @@ pub fn open_thread_fd(thread: &Arc<Thread>, flags: u32) -> Result<u32> {
     // Opening takes the flag for another one, which files do not keep.
     current().files().get(fd)?.keep_flag(PIDFD_THREAD);
     Ok(fd)
-}
-
-/// What all pidfds of a process are, or all of a thread: there while one of them is open, and of the
-/// same number when one is opened again.
-#[derive(Default)]
-pub struct PidObject {
-    number: AtomicU64,
-    inode: SpinLock<Weak<AnonInode>>,
-}
-
-impl PidObject {
-    fn get(&self) -> Arc<AnonInode> {
-        let mut known = self.inode.lock();
-        if let Some(inode) = known.upgrade() {
-            return inode;
-        }
-        let inode = match self.number.load(Ordering::Relaxed) {
-            0 => AnonInode::new(FileType::Anonymous, 0o700, PIDFD),
-            number => AnonInode::again(0o700, PIDFD, number),
-        };
-        self.number.store(inode.number(), Ordering::Relaxed);
-        *known = Arc::downgrade(&inode);
-        inode
-    }
 }
 
 /// All pidfds of a process, or of a thread, are one object, which each of them writes to.

@@ -68,12 +68,6 @@ impl AnonInode {
         Arc::new(new)
     }
 
-    /// The same, of number `number`, which [`AnonInode::new`] has given to one that is gone.
-    #[must_use]
-    pub fn again(mode: u32, label: &'static str, number: u64) -> Arc<AnonInode> {
-        Arc::new(AnonInode { number, ..Self::make(FileType::Anonymous, mode, label) })
-    }
-
     /// The same, which belongs to a user and a group: a `pipe`, a `socket`.
     #[must_use]
     pub fn owned(
@@ -137,7 +131,7 @@ impl AnonInode {
     /// Whether it stands for a process (pidfd_open(2)).
     #[must_use]
     pub fn is_pidfd(&self) -> bool {
-        self.label == "[pidfd]"
+        self.label == PIDFD
     }
 
     /// The target of the link in /proc/PID/fd: `pipe:[7]`, `anon_inode:[eventfd]`.
@@ -215,6 +209,31 @@ impl Inode for AnonInode {
 pub fn common() -> &'static Arc<AnonInode> {
     static COMMON: Once<Arc<AnonInode>> = Once::new();
     COMMON.call_once(|| Arc::new(AnonInode::make(FileType::Anonymous, 0o600, "[common]")))
+}
+
+/// What a pidfd is called.
+const PIDFD: &str = "[pidfd]";
+
+/// What all pidfds of a process are, or all of a thread: there while one of them is open, and of
+/// the same number when one is opened again.
+#[derive(Default)]
+pub struct PidObject(SpinLock<(u64, Weak<AnonInode>)>);
+
+impl PidObject {
+    /// The object.
+    pub fn get(&self) -> Arc<AnonInode> {
+        let (number, known) = &mut *self.0.lock();
+        known.upgrade().unwrap_or_else(|| {
+            let mut new = AnonInode::make(FileType::Anonymous, 0o700, PIDFD);
+            if *number != 0 {
+                new.number = *number;
+            }
+            *number = new.number;
+            let new = Arc::new(new);
+            *known = Arc::downgrade(&new);
+            new
+        })
+    }
 }
 
 /// The object by which locks are remembered: one that is one with others may go before them.

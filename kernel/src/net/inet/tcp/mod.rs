@@ -489,12 +489,12 @@ impl Socket for TcpSocket {
             return self.get_tcp_option(name);
         }
         // A listener has no way to anybody whose MTU could be told; who was refused still has it.
-        let was_refused = matches!(*self.phase.lock(), Phase::Failed | Phase::Ended);
-        let has_way = |is_connected| is_connected || was_refused && self.bound().is_none();
         let is_connected = !matches!(self.state(), TcpState::Close | TcpState::Listen);
+        let was_refused = matches!(*self.phase.lock(), Phase::Failed | Phase::Ended);
+        let has_way = is_connected || was_refused && self.bound().is_none();
         let is_v4 = |peer| matches!(peer, Address::Inet(at) if at.ip().to_canonical().is_ipv4());
         let peer_is_v4 = || self.peer_address().map_or(!self.common.is_v6(), is_v4);
-        self.ip.get(&self.common, level, name, has_way(is_connected).then(peer_is_v4))
+        self.ip.get(&self.common, level, name, has_way.then(peer_is_v4))
     }
 
     fn set_option(&self, who: &Thread, level: u32, name: u32, value: &[u8]) -> Result<()> {
