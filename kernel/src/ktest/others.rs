@@ -1,11 +1,13 @@
 //! What one CPU does to the others: translations that are gone for all of them, interrupts that are
-//! accounted for on both sides, and handlers that begin with user memory closed.
+//! accounted for on both sides, handlers that begin with user memory closed, and ways out that judge
+//! a frame which a call has changed.
 
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 
 use context_tracking::work::Cause;
+use entry::{IretReason, Origin};
 use machine::cpu::cpu_count;
 use machine::ensure;
 use machine::ipi::{Action, InterruptKind, received, rows};
@@ -30,6 +32,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "handler::user_memory_is_closed", run: user_memory_is_closed },
     Test { name: "handler::stacks_have_offsets", run: stack_offsets },
     Test { name: "handler::a_bad_iret_is_the_programs_fault", run: bad_iret },
+    Test { name: "returns::a_lent_frame_is_judged_again", run: lent_frames },
 ];
 
 /// Runs `test` while a thread on each other CPU follows what it maps and takes away.
@@ -158,4 +161,22 @@ fn bad_iret() -> Result<(), String> {
         ensure!(signal == wanted as i32, "{how:?}: it ended with status {status:#x}");
     }
     Ok(())
+}
+
+/// Calls whose frame was lent, at least.
+const LENT: u64 = 1000;
+
+/// A call that changes the program's registers leaves by IRET where SYSRET cannot express them. The
+/// program looks at each of them and ends where one is another.
+fn lent_frames() -> Result<(), String> {
+    use core::sync::atomic::Ordering;
+    let running = Running::start(Program::Lending)?;
+    let counts = &machine::entry::exit_counts(running.cpu)[Origin::Syscall as usize];
+    let by_iret = || counts[1 + IretReason::RcxDiffers as usize].load(Ordering::Relaxed);
+    let before = by_iret();
+    let has_ended = || running.process.is_zombie.load(Ordering::SeqCst);
+    let came = wait_until("too few calls", || has_ended() || by_iret() >= before + LENT);
+    ensure!(!has_ended(), "a call has not given the registers that it was asked for");
+    came?;
+    running.stop()
 }

@@ -16,7 +16,7 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use context_tracking::work::{Cause, Mode};
-use entry::{PtRegs, flags};
+use entry::{PtRegs, flags, selector};
 
 use crate::context_tracking::{ipi, tlb, word};
 use crate::cpu::percpu::{self, cpu_id, tracking};
@@ -207,6 +207,8 @@ pub enum Program {
     Careful,
     /// Sets AC, and never leaves user mode.
     Open,
+    /// Has calls change its registers (rt_sigreturn(2)), and dies if they are not as it asked.
+    Lending,
 }
 
 // All of the general registers but four have one value, or the program ends by #UD.
@@ -250,6 +252,45 @@ core::arch::global_asm!(
     options(att_syntax)
 );
 
+// The frame asks for an RCX and an R11 that no SYSRET gives. `ucontext_t` is that of the kernel:
+// flags, link, stack (40 bytes), R8 to R15, RDI, RSI, RBP, RBX, RDX, RAX, RCX, RSP, RIP, RFLAGS,
+// segments, and the rest 0: no FPU image, no signal blocked.
+core::arch::global_asm!(
+    r#"
+    .pushsection .rodata.ktest_lending, "a", @progbits
+    ktest_lending:
+        lea 3f(%rip), %rax
+        mov %rax, 5f(%rip)
+    1:  lea 4f(%rip), %rsp
+        mov $15, %eax
+        syscall
+    2:  ud2
+    3:  cmp %rbx, %rcx
+        jne 2b
+        cmp %rbx, %r11
+        jne 2b
+        jmp 1b
+    .balign 8
+    4:  .skip 40
+        .skip 24
+        .quad 0x5eed00005eed0001
+        .skip 56
+        .quad 0x5eed00005eed0001
+        .skip 16
+        .quad 0x5eed00005eed0001
+        .quad 0
+    5:  .quad 0
+        .quad 0x202
+        .short {CS}, 0, 0, {SS}
+        .skip 152
+    ktest_lending_end:
+    .popsection
+    "#,
+    CS = const selector::USER_CS,
+    SS = const selector::USER_DS,
+    options(att_syntax)
+);
+
 impl Program {
     /// Its code.
     pub fn code(self) -> &'static [u8] {
@@ -266,18 +307,25 @@ impl Program {
                 0xeb, 0xfc,
             ],
             Program::Careful => {
-                let start = &raw const ktest_careful;
-                let length = (&raw const ktest_careful_end).addr() - start.addr();
-                // SAFETY: the bytes between two labels in read-only data.
-                unsafe { core::slice::from_raw_parts(start, length) }
+                between_labels(&raw const ktest_careful, &raw const ktest_careful_end)
+            }
+            Program::Lending => {
+                between_labels(&raw const ktest_lending, &raw const ktest_lending_end)
             }
         }
     }
 }
 
+fn between_labels(start: *const u8, end: *const u8) -> &'static [u8] {
+    // SAFETY: both callers name two labels of one piece of read-only data, in their order.
+    unsafe { core::slice::from_raw_parts(start, end.addr() - start.addr()) }
+}
+
 unsafe extern "C" {
     static ktest_careful: u8;
     static ktest_careful_end: u8;
+    static ktest_lending: u8;
+    static ktest_lending_end: u8;
     static context_entering_syscall_entry_pending: u8;
     static context_said_syscall_entry_pti_cr3: u8;
     static context_left_sysret: u8;
