@@ -6,7 +6,6 @@ use alloc::string::String;
 use core::sync::atomic::Ordering;
 
 use context_tracking::state::Context;
-use entry::Origin;
 use machine::cpu::cpu_count;
 use machine::ensure;
 use machine::ipi::{InterruptKind, received};
@@ -52,15 +51,13 @@ fn every_instruction() -> Result<(), String> {
     running.stop()
 }
 
-/// Returns from interrupts while an NMI is on its way, at most: if it is held back, hundreds.
-const RETURNS: u64 = 30;
-
 fn has_ended(running: &Running) -> bool {
     running.process.is_zombie.load(Ordering::SeqCst)
 }
 
 /// SYSRET does not let NMIs come again, IRET does: the second NMI shows that the handler of the
-/// first has seen to it, for the program's registers are always those of a SYSRET.
+/// first has seen to it before it goes back, for the program's registers are always those of a
+/// SYSRET. Where it has not, the second waits for an interrupt of the kernel.
 fn nmi_after_nmi() -> Result<(), String> {
     if cpu_count() < 2 {
         machine::log!("nobody to send them: one CPU");
@@ -69,23 +66,23 @@ fn nmi_after_nmi() -> Result<(), String> {
     let running = Running::start(Program::Still)?;
     let cpu = running.cpu;
     wait_until("the program does not run", || machine::context::of(cpu) == Context::User)?;
-    // Where NMIs are held back, a tick of this CPU that hits the kernel lets them in at last.
-    let returns = || {
-        let counts = &machine::entry::exit_counts(cpu)[Origin::Vector as usize];
-        counts.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>()
-    };
-    let mut late = 0;
-    for number in 1..=10 {
-        let (before, start) = (received(cpu, InterruptKind::Nmi).0, returns());
-        window::send_nmi(cpu);
-        let came = || received(cpu, InterruptKind::Nmi).0 > before;
-        wait_until(&format!("NMI number {number} has not come"), came)?;
-        late += u32::from(returns() - start > RETURNS);
+    let of_program = || received(cpu, InterruptKind::Nmi).1;
+    let before = of_program();
+    for number in 1..=NMIS {
+        window::send_two_nmis(cpu);
+        let mut returns = None;
+        wait_until(&format!("NMI number {number} has no second one"), || {
+            returns = window::returns_between_nmis(cpu);
+            returns.is_some()
+        })?;
+        ensure!(returns == Some(0), "NMI number {number}: {returns:?} returns before the next");
     }
-    // Each that comes late lets the next one in. This CPU may have been stopped while it waited.
-    ensure!(late <= 2, "{late} of 10 NMIs were held back");
+    ensure!(of_program() > before, "none of {NMIS} NMIs has hit the program");
     running.stop()
 }
+
+/// Pairs of NMIs.
+const NMIS: u32 = 10;
 
 /// An interrupt of a program makes SS null; who runs next may return by SYSRET.
 fn good_ss() -> Result<(), String> {

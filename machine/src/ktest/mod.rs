@@ -224,6 +224,7 @@ pub(crate) fn run_in_nmi(f: fn()) -> bool {
 
 /// An NMI came.
 pub(crate) fn on_nmi() {
+    window::nmi_came();
     if let Some(f) = IN_NMI.try_lock().and_then(|mut slot| slot.take()) {
         f();
         NMI_DONE.store(true, Ordering::SeqCst);

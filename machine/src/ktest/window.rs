@@ -315,6 +315,43 @@ pub fn send_nmi(cpu: usize) {
     ipi::send_nmi(cpu);
 }
 
+/// What is known of two NMIs of a CPU, of which the handler of the first sends the second.
+static NMIS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(NO_NMI) }; MAX_CPUS];
+const NO_NMI: u64 = 0;
+const SENT: u64 = 1;
+/// Added to how often the CPU has gone back to a program before the first, or between both.
+const FIRST: u64 = 1 << 62;
+const BOTH: u64 = 1 << 63;
+
+/// Hits CPU `cpu` with an NMI, and from its handler with the next.
+pub fn send_two_nmis(cpu: usize) {
+    NMIS[cpu].store(SENT, Ordering::SeqCst);
+    ipi::send_nmi(cpu);
+}
+
+/// How often the CPU went back to a program between both, once the second has come.
+pub fn returns_between_nmis(cpu: usize) -> Option<u64> {
+    let seen = NMIS[cpu].load(Ordering::SeqCst);
+    (seen & BOTH != 0).then_some(seen & !BOTH)
+}
+
+/// An NMI has come.
+pub(super) fn nmi_came() {
+    let cpu = cpu_id();
+    let counts = crate::entry::exit_counts(cpu).iter().flatten();
+    let returns: u64 = counts.map(|count| count.load(Ordering::Relaxed)).sum();
+    match NMIS[cpu].load(Ordering::SeqCst) {
+        SENT => {
+            NMIS[cpu].store(FIRST | returns, Ordering::SeqCst);
+            ipi::send_nmi(cpu);
+        }
+        seen if seen & FIRST != 0 => {
+            NMIS[cpu].store(BOTH | (returns - (seen & !FIRST)), Ordering::SeqCst);
+        }
+        _ => {}
+    }
+}
+
 /// Whether this CPU's SS is the kernel's, where SYSRET would give it to a program.
 pub fn has_good_ss() -> bool {
     !cpu::features().sysret_keeps_ss || cpu::read_ss() == selector::KERNEL_DS
