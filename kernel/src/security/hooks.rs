@@ -61,11 +61,11 @@ pub fn init(command_line: &str, binders: &[Binder]) {
         state.attached |= 1 << policy;
     }
     let attached = state.attached;
-    let bound = Binding::new().map(|mut binding| {
+    let bound = Binding::new().and_then(|mut binding| {
         bind_all(&state.binders, &mut binding, order, attached)?;
         binding.commit()
     });
-    if let Some(Err(error)) = bound {
+    if let Err(error) = bound {
         panic!("security hooks: {error}");
     }
     state.attacher = static_call::seal();

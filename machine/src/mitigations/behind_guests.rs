@@ -59,11 +59,11 @@ pub(crate) fn choose_flush() {
     if chosen().is_none() {
         return;
     }
-    let bound = Binding::new().map(|mut binding| {
+    let bound = Binding::new().and_then(|mut binding| {
         binding.bind::<FlushPredictors>(&[chosen()])?;
         binding.commit()
     });
-    if let Some(Err(error)) = bound {
+    if let Err(error) = bound {
         crate::log!("mitigations: no flush behind guests: {error}");
     }
 }

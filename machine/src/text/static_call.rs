@@ -470,17 +470,54 @@ pub struct Binding {
     clear: Vec<Patch>,
     /// Whether callees that are not attachable, and places, may change.
     free: bool,
+    sites: ByKey,
+}
+
+/// Where each call's sites and gates stand in their tables, which are in the order of addresses:
+/// without this each call would look through all of them.
+struct ByKey {
+    calls: Vec<(u32, u32)>,
+    gates: Vec<(u32, u32)>,
+}
+
+impl ByKey {
+    fn new() -> Result<Self, NotBound> {
+        let tables = cfi::tables().ok_or(NotBound::Text(unmapped(0)))?;
+        Ok(Self {
+            calls: sorted_keys(tables.calls().iter().map(|entry| entry.key))?,
+            gates: sorted_keys(tables.branches().iter().map(|gate| gate.key))?,
+        })
+    }
+}
+
+/// Each key with its place, in the order of the keys.
+fn sorted_keys(keys: impl Iterator<Item = u32> + Clone) -> Result<Vec<(u32, u32)>, NotBound> {
+    let mut sorted = Vec::new();
+    sorted.try_reserve_exact(keys.clone().count()).map_err(|_| NotBound::Memory)?;
+    sorted.extend(keys.zip(0..));
+    sorted.sort_unstable();
+    Ok(sorted)
+}
+
+/// The places of one key.
+fn places_of(sorted: &[(u32, u32)], key: u32) -> impl Iterator<Item = usize> {
+    let first = sorted.partition_point(|&(other, _)| other < key);
+    let those = sorted[first..].iter().take_while(move |&&(other, _)| other == key);
+    those.map(|&(_, place)| place as usize)
 }
 
 impl Binding {
-    /// No change yet; `None` once the calls are sealed.
-    #[must_use]
-    pub fn new() -> Option<Self> {
-        is_open(false).then(|| Self::empty(true))
+    /// No change yet.
+    ///
+    /// # Errors
+    /// [`NotBound::Sealed`] once the calls are sealed; no tables, or no memory.
+    pub fn new() -> Result<Self, NotBound> {
+        if is_open(false) { Self::empty(true) } else { Err(NotBound::Sealed) }
     }
 
-    const fn empty(free: bool) -> Self {
-        Self { fill: Vec::new(), live: Vec::new(), gates: Vec::new(), clear: Vec::new(), free }
+    fn empty(free: bool) -> Result<Self, NotBound> {
+        let [fill, live, gates, clear] = [const { Vec::new() }; 4];
+        Ok(Self { fill, live, gates, clear, free, sites: ByKey::new()? })
     }
 
     /// Adds: callee number `bound[i]` is asked as the i-th, nobody where it is `None`.
@@ -506,10 +543,12 @@ impl Binding {
                 None => Some(shape.empty(tail)),
             };
             let list = if to.is_some() { &mut self.fill } else { &mut self.clear };
-            derive(shape, record, &target, list)?;
+            derive(&self.sites, shape, record, &target, list)?;
         }
-        derive(shape, shape.trampoline, &|tail| shape.target(bound, tail), &mut self.live)?;
-        derive_gates(shape.trampoline, bound.iter().any(Option::is_some), &mut self.gates)
+        let target = |tail| shape.target(bound, tail);
+        derive(&self.sites, shape, shape.trampoline, &target, &mut self.live)?;
+        let open = bound.iter().any(Option::is_some);
+        derive_gates(&self.sites, shape.trampoline, open, &mut self.gates)
     }
 
     /// Makes all changes on all CPUs. When it returns no CPU starts a call as it was before; calls
@@ -570,6 +609,7 @@ fn check_attachable(
 
 /// Adds to `out` the patches of a trampoline and of all its sites.
 fn derive(
+    sites: &ByKey,
     shape: &Shape,
     trampoline: u64,
     target: &dyn Fn(bool) -> Option<Target>,
@@ -587,7 +627,8 @@ fn derive(
     let patch = update_trampoline(&LiveText, &own, from, to)?;
     out.try_reserve(1).map_err(|_| NotBound::Memory)?;
     out.push(patch);
-    for entry in tables.calls().iter().filter(|entry| entry.key == own.key) {
+    let calls = tables.calls();
+    for entry in places_of(&sites.calls, own.key).filter_map(|place| calls.get(place)) {
         let mut bytes = [0; 5];
         LiveText.read(entry.site, &mut bytes).map_err(|_| unmapped(entry.site))?;
         if !decode(&entry, bytes).is_some_and(|target| shape.knows(target)) {
@@ -602,10 +643,16 @@ fn derive(
 }
 
 /// Adds to `out` the patches of a call's gates.
-fn derive_gates(trampoline: u64, open: bool, out: &mut Vec<Patch>) -> Result<(), NotBound> {
+fn derive_gates(
+    sites: &ByKey,
+    trampoline: u64,
+    open: bool,
+    out: &mut Vec<Patch>,
+) -> Result<(), NotBound> {
     let tables = cfi::tables().ok_or(NotBound::Text(unmapped(trampoline)))?;
-    let key = gate_key(trampoline);
-    for gate in tables.branches().iter().filter(|gate| gate.key == key) {
+    let branches = tables.branches();
+    let gates = places_of(&sites.gates, gate_key(trampoline));
+    for gate in gates.filter_map(|place| branches.get(place)) {
         out.try_reserve(1).map_err(|_| NotBound::Memory)?;
         out.push(jump_label::set(&LiveText, &gate, open)?);
     }
@@ -640,7 +687,7 @@ impl Attacher {
         &mut self,
         add: impl FnOnce(&mut Binding) -> Result<(), NotBound>,
     ) -> Result<usize, NotBound> {
-        let mut binding = Binding::empty(false);
+        let mut binding = Binding::empty(false)?;
         add(&mut binding)?;
         binding.commit()
     }
@@ -649,7 +696,7 @@ impl Attacher {
 /// Binds calls of the tests, which may change in any way at any time. They are attachable.
 #[cfg(feature = "ktest")]
 pub(crate) fn bind_for_tests<C: StaticCall>(bound: &[Option<usize>]) -> Result<usize, NotBound> {
-    let mut binding = Binding::empty(true);
+    let mut binding = Binding::empty(true)?;
     binding.bind::<C>(bound)?;
     binding.commit()
 }

@@ -40,7 +40,7 @@ const EVERYTHING: &str = "[paths]\nread = [\"/**\"]\nwrite = [\"/**\"]\nexecute 
 /// The forms of the hooks.
 const FORMS: [Form; 3] = [
     Form { name: "none", features: "hooks-bench,hooks-none", is_as_shipped: true },
-    Form { name: "list", features: "hooks-bench,hooks-list", is_as_shipped: true },
+    Form { name: "list", features: "hooks-bench,hooks-list,large-tables", is_as_shipped: true },
     Form { name: "direct", features: "hooks-bench", is_as_shipped: true },
 ];
 const NONE: usize = 0;
