@@ -1,8 +1,9 @@
 //! `limen bench kernel`: one static program on Limen and on Linux, in the same QEMU.
 //!
-//! Three columns: Limen, Linux as it comes, Linux with `mitigations=off`. Each is two runs of the
-//! program: one that measures operations and one that only reports the boot, the latter counted
-//! and once more by the host's clock.
+//! Four columns: both kernels as they come, and with what each does about speculation switched
+//! off, which a kernel of another day may not have had yet. Each is two runs of the program: one
+//! that measures operations and one that only reports the boot, the latter counted and once more by
+//! the host's clock.
 //!
 //! Neighbours: `machine.rs` has both kernels, `linux.rs` finds the other one, `table.rs` prints.
 
@@ -26,6 +27,8 @@ pub(super) const MEMORY_MIB: u64 = 256;
 /// No counted run takes that long, even on a loaded host.
 pub(super) const LIMIT: Duration = Duration::from_secs(300);
 const MITIGATIONS_OFF: &str = "mitigations=off";
+/// Limen moves the stack at each call without being asked.
+const LIMEN_OFF: &str = "mitigations=off randomize_kstack_offset=off";
 
 /// What one kernel costs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,26 +44,33 @@ pub(super) struct Column {
 pub(super) struct Results {
     pub(super) cpu: String,
     pub(super) limen: Column,
+    pub(super) limen_off: Option<Column>,
     pub(super) linux: Option<Column>,
     pub(super) linux_off: Option<Column>,
 }
 
 /// Measures and prints. Where there is no Linux, its columns stay empty and a line says why.
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
-    let bench = Bench::new(args)?;
+    let mut bench = Bench::new(args)?;
     let linux = super::linux_beside(args);
-    let mut steps = Steps::of(if linux.is_some() { 3 } else { 1 });
+    let mut steps = Steps::of(if linux.is_some() { 4 } else { 2 });
     let mut column = |linux: Option<&Linux>, option: &str| {
         steps.begin(&format!("{} {option}", linux.map_or("Limen", |linux| linux.name.as_str())));
-        linux.map_or_else(|| bench.limen(), |linux| bench.linux(linux, option))
+        match linux {
+            Some(linux) => bench.linux(linux, option),
+            None => bench.limen(option),
+        }
     };
     let limen = column(None, "")?;
-    let mut results = Results { cpu: args.cpu.clone(), limen, linux: None, linux_off: None };
+    let limen_off = Some(column(None, LIMEN_OFF)?);
+    let cpu = args.cpu.clone();
+    let mut results = Results { cpu, limen, limen_off, linux: None, linux_off: None };
     if let Some(linux) = &linux {
         results.linux = Some(column(Some(linux), "")?);
         results.linux_off = Some(column(Some(linux), MITIGATIONS_OFF)?);
     }
-    for column in [&results.linux, &results.linux_off].into_iter().flatten() {
+    let others = [&results.limen_off, &results.linux, &results.linux_off];
+    for column in others.into_iter().flatten() {
         if column.figures.get("hash") != results.limen.figures.get("hash") {
             return Err(format!("{} did other work than Limen", column.kernel).into());
         }
@@ -77,13 +87,13 @@ pub(crate) fn tiny_hashes(kernel: &Path, cpu: &str) -> Result<(Option<u64>, Opti
     let program = super::build(PACKAGE)?;
     let host = std::process::Command::new(&program).arg("--tiny").output()?;
     let host = numbers(&String::from_utf8_lossy(&host.stdout));
-    let bench = Bench {
+    let mut bench = Bench {
         program: std::fs::read(program)?,
         machine: Machine::of(kernel, cpu, MEMORY_MIB, LIMIT)?,
         tiny: true,
         border: false,
     };
-    let limen = bench.limen()?;
+    let limen = bench.limen("")?;
     Ok((host.get("hash").copied(), limen.figures.get("hash").copied()))
 }
 
@@ -127,7 +137,9 @@ impl Bench {
         Work { program: &self.program, words: &["--boot"], extra: Extra::default() }
     }
 
-    fn limen(&self) -> Result<Column, Error> {
+    /// Limen's column with these kernel parameters.
+    fn limen(&mut self, append: &str) -> Result<Column, Error> {
+        append.clone_into(&mut self.machine.append);
         let mut figures = self.machine.limen(&self.work(), Clock::Counted)?.figures();
         figures.extend(self.machine.limen(&self.boot(), Clock::Counted)?.figures());
         let wall_us = self.machine.limen(&self.boot(), Clock::Wall)?.wall_us;

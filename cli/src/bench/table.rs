@@ -67,7 +67,7 @@ fn ratio(limen: Option<u64>, linux: Option<u64>) -> Option<f64> {
 /// For people.
 pub(super) fn text(results: &Results) -> String {
     let (linux, off) = (results.linux.as_ref(), results.linux_off.as_ref());
-    let head = ["", "Limen", "Linux", "Linux, off", "ratio", "goal"];
+    let head = ["", "Limen", "Limen, off", "Linux", "Linux, off", "ratio", "goal"];
     let mut out = line(&head.map(str::to_owned), "");
     for row in &ROWS {
         let limen = figure(Some(&results.limen), row.name);
@@ -75,6 +75,7 @@ pub(super) fn text(results: &Results) -> String {
         let cells = [
             row.name.to_owned(),
             cell(limen),
+            cell(figure(results.limen_off.as_ref(), row.name)),
             cell(figure(linux, row.name)),
             cell(figure(off, row.name)),
             ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}")),
@@ -88,8 +89,9 @@ pub(super) fn text(results: &Results) -> String {
         "Guest instructions (medians) in QEMU, -cpu {}; boot_wall_us is host time.\n",
         results.cpu
     );
+    out += "off: mitigations=off; for Limen also randomize_kstack_offset=off.\n";
     match linux {
-        Some(linux) => out += &format!("Linux: {} by PVH; off: mitigations=off.\n", linux.kernel),
+        Some(linux) => out += &format!("Linux: {} by PVH.\n", linux.kernel),
         None => out += "Linux was not measured.\n",
     }
     out
@@ -102,9 +104,10 @@ fn bimodal(column: Option<&Column>, name: &str) -> String {
     other.map_or(String::new(), |other| format!("  bimodal on {kernel}: also {other}"))
 }
 
-fn line(cells: &[String; 6], mark: &str) -> String {
-    let [name, limen, linux, off, ratio, goal] = cells;
-    format!("{name:<28}{limen:>12}{linux:>14}{off:>14}{ratio:>8}{goal:>6}{mark}\n")
+fn line(cells: &[String; 7], mark: &str) -> String {
+    let [name, limen, limen_off, linux, linux_off, ratio, goal] = cells;
+    let limen = format!("{limen:>12}{limen_off:>12}");
+    format!("{name:<28}{limen}{linux:>14}{linux_off:>14}{ratio:>8}{goal:>6}{mark}\n")
 }
 
 fn cell(value: Option<u64>) -> String {
@@ -119,6 +122,7 @@ pub(super) fn json(results: &Results) -> Value {
         json!({
             "name": row.name, "unit": row.unit, "goal": row.goal, "limen": limen,
             "limen_other_mode": figure(Some(&results.limen), &format!("bimodal_{}", row.name)),
+            "limen_off": figure(results.limen_off.as_ref(), row.name),
             "linux": linux, "linux_off": figure(off, row.name), "ratio": ratio(limen, linux),
         })
     });
@@ -148,6 +152,7 @@ mod tests {
         let mut results = Results {
             cpu: "EPYC".to_owned(),
             limen: column(100),
+            limen_off: None,
             linux: Some(column(300)),
             linux_off: None,
         };

@@ -69,10 +69,27 @@ impl Answer for Result<u64> {
     }
 }
 
-impl Answer for u32 {
+/// RAX itself: for calls that do next to nothing, so that turning their answer into it costs none.
+pub struct Word(u64);
+
+impl Answer for Word {
     #[inline(always)]
     fn to_raw(self) -> u64 {
-        self.into()
+        self.0
+    }
+}
+
+impl From<u32> for Word {
+    #[inline(always)]
+    fn from(value: u32) -> Self {
+        Word(value.into())
+    }
+}
+
+impl From<Result<u64>> for Word {
+    #[inline(always)]
+    fn from(result: Result<u64>) -> Self {
+        Word(result.to_raw())
     }
 }
 

@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result};
 use machine::task::Current;
 
+use crate::base::args::Word;
 use crate::process::current;
 use crate::process::{Pid, Process, Thread, find_by_tid, hooks, join_group, session_of_group};
 
@@ -85,18 +86,18 @@ pub fn setsid() -> Result<u64> {
 
 /// getpid(2).
 #[inline]
-pub fn getpid(thread: Current<Thread>) -> u32 {
-    thread.process.pid
+pub fn getpid(thread: Current<Thread>) -> Word {
+    thread.process.pid.into()
 }
 
 /// gettid(2).
 #[inline]
-pub fn gettid(thread: Current<Thread>) -> u32 {
-    thread.tid()
+pub fn gettid(thread: Current<Thread>) -> Word {
+    thread.tid().into()
 }
 
 /// getppid(2).
 #[inline]
-pub fn getppid(thread: Current<Thread>) -> u32 {
-    thread.process.parent_pid()
+pub fn getppid(thread: Current<Thread>) -> Word {
+    thread.process.parent_pid().into()
 }

@@ -33,54 +33,55 @@ pub mod system;
 mod user_dispatch;
 pub mod user_ids;
 
-/// Serves one system call.
+/// Serves one system call, and says what the program finds in RAX.
 #[inline(always)]
-pub fn handle(regs: &mut Args, number: u64) {
+pub fn handle(regs: &mut Args, number: u64) -> u64 {
     // As on Linux, the number is the low half of RAX.
     let number = number as u32;
     let thread = current();
-    if thread.syscall_work.load(Ordering::Relaxed) | machine::frame::is_short_word() != 0 {
+    if machine::frame::is_short_or(thread.syscall_work.load(Ordering::Relaxed)) {
         return handle_slowly(regs, number);
     }
-    let result = dispatch(regs, thread, number);
-    regs.set_result(result);
+    dispatch(regs, thread, number)
 }
 
 /// The same for a call that is instrumented ([`machine::entry::instrument_calls`]).
-pub fn handle_instrumented(regs: &mut Args, number: u64) {
+pub fn handle_instrumented(regs: &mut Args, number: u64) -> u64 {
     tally::instrumented_syscall(number);
-    handle_slowly(regs, number as u32);
+    handle_slowly(regs, number as u32)
 }
 
 /// A call that may have more to it than its function: work of its thread, or memory that is short.
 #[inline(never)]
-fn handle_slowly(regs: &mut Args, number: u32) {
+fn handle_slowly(regs: &mut Args, number: u32) -> u64 {
     let thread = current();
     if !is_zero(&thread.syscall_work) {
         return handle_with_work(regs, thread);
     }
-    let result = serve(regs, thread, number);
-    regs.set_result(result);
+    serve(regs, thread, number)
 }
 
 /// A call of a thread with `ptrace::syscall_work`: its tracer may change everything about it, and
 /// its filters are asked after that.
-fn handle_with_work(regs: &mut Args, thread: Current<Thread>) {
+fn handle_with_work(regs: &mut Args, thread: Current<Thread>) -> u64 {
     use process::{ptrace::stop, ptrace::syscall_work};
     let has_work = |kind| thread.syscall_work.load(Ordering::Relaxed) & kind != 0;
     if has_work(syscall_work::DISPATCH) && !user_dispatch::may_call(regs.all()) {
-        return;
+        return regs.rax;
     }
     let is_made = (!has_work(syscall_work::TRACING) || stop::before_syscall(regs.all()))
         && (!has_work(syscall_work::SECCOMP) || crate::seccomp::enter::may_call(regs));
-    if is_made {
-        let number = regs.orig_rax as u32;
-        let result = serve(regs, thread, number);
-        regs.set_result(result);
-    }
+    let result = match is_made {
+        true => serve(regs, thread, regs.orig_rax as u32),
+        false => regs.rax,
+    };
     if has_work(syscall_work::TRACING) {
-        stop::after_syscall(regs.all());
+        let regs = regs.all();
+        regs.rax = result;
+        stop::after_syscall(regs);
+        return regs.rax;
     }
+    result
 }
 
 /// If memory is short, somebody may have to go first.

@@ -12,6 +12,7 @@ use abi::{Errno, Result};
 use lsm::capabilities::Change;
 use machine::task::Current;
 
+use crate::base::args::Word;
 use crate::base::user::UserPtr;
 use crate::process::{Own, Thread, current, fork, own};
 use crate::security::{Capability, Credentials, Subject, subject_hooks};
@@ -61,23 +62,23 @@ fn change(of: Of, edit: impl FnOnce(&Subject, &mut Credentials) -> Result<()>) -
 }
 
 /// getuid(2).
-pub fn getuid(thread: Current<Thread>) -> u32 {
-    Own::with_credentials(thread, |own| own.uid)
+pub fn getuid(thread: Current<Thread>) -> Word {
+    Own::with_credentials(thread, |own| own.uid).into()
 }
 
 /// geteuid(2).
-pub fn geteuid(thread: Current<Thread>) -> u32 {
-    Own::with_credentials(thread, |own| own.euid)
+pub fn geteuid(thread: Current<Thread>) -> Word {
+    Own::with_credentials(thread, |own| own.euid).into()
 }
 
 /// getgid(2).
-pub fn getgid(thread: Current<Thread>) -> u32 {
-    Own::with_credentials(thread, |own| own.gid)
+pub fn getgid(thread: Current<Thread>) -> Word {
+    Own::with_credentials(thread, |own| own.gid).into()
 }
 
 /// getegid(2).
-pub fn getegid(thread: Current<Thread>) -> u32 {
-    Own::with_credentials(thread, |own| own.egid)
+pub fn getegid(thread: Current<Thread>) -> Word {
+    Own::with_credentials(thread, |own| own.egid).into()
 }
 
 /// An id argument that must not be "keep".

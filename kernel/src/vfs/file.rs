@@ -387,10 +387,12 @@ impl Slots {
         Ok(())
     }
 
-    fn take(&mut self, fd: usize) -> Option<Slot> {
-        let slot = self.list.get_mut(fd)?.take();
-        self.all_used_below = self.all_used_below.min(fd);
-        slot
+    #[inline(always)]
+    fn take(&mut self, fd: Fd) -> Option<Slot> {
+        let index = self.index(fd).ok()?;
+        let slot = self.list.get_mut(index)?.take()?;
+        self.all_used_below = self.all_used_below.min(index);
+        Some(slot)
     }
 
     /// The place of `fd`, which a program gave: none beyond the end is used in speculation either.
@@ -504,13 +506,11 @@ impl FdTable {
     }
 
     /// Takes the descriptor away; the caller drops the file, outside the lock.
-    pub fn remove(&self, fd: Fd) -> Result<Arc<File>> {
-        let slot = {
-            let mut slots = self.slots.lock();
-            slots.take(fd as usize).ok_or(Errno::EBADF)?
-        };
+    #[inline(always)]
+    pub fn remove(&self, fd: Fd) -> Option<Arc<File>> {
+        let slot = self.slots.lock().take(fd)?;
         self.closed(&slot.file);
-        Ok(slot.file)
+        Some(slot.file)
     }
 
     /// The close-on-exec flag of `fd`.
@@ -524,7 +524,9 @@ impl FdTable {
 
     /// Sets the close-on-exec flag of `fd`.
     pub fn set_close_on_exec(&self, fd: Fd, on: bool) -> Result<()> {
-        match self.slots.lock().list.get_mut(fd as usize) {
+        let mut slots = self.slots.lock();
+        let index = slots.index(fd)?;
+        match slots.list.get_mut(index) {
             Some(Some(slot)) => {
                 slot.close_on_exec = on;
                 Ok(())
@@ -551,7 +553,7 @@ impl FdTable {
         for fd in 0..slots.list.len() {
             let is_wanted = |slot: &Slot| wanted(fd as Fd, slot.close_on_exec);
             if slots.list[fd].as_ref().is_some_and(is_wanted) {
-                removed.extend(slots.take(fd).map(|slot| slot.file));
+                removed.extend(slots.take(fd as Fd).map(|slot| slot.file));
             }
         }
         drop(slots);

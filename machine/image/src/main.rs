@@ -21,12 +21,10 @@ fn limen_secondary() -> ! {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
+extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> u64 {
     // SAFETY: the entry code calls this for the program that made the call.
-    unsafe {
-        kernel::calls::handle(machine::entry::begin_call(regs), number);
-        machine::entry::end_call(regs)
-    }
+    let call = unsafe { machine::entry::begin_call(regs) };
+    kernel::calls::handle(call, number)
 }
 
 #[unsafe(no_mangle)]
@@ -34,8 +32,8 @@ extern "C" fn instrumented_syscall_from_user(regs: &mut PtRegs, number: u64) -> 
     // SAFETY: as above: the entry code calls it, by its other way in.
     unsafe {
         let call = machine::entry::begin_instrumented_call(regs, number);
-        kernel::calls::handle_instrumented(call, number);
-        machine::entry::end_instrumented_call(regs)
+        let result = kernel::calls::handle_instrumented(call, number);
+        machine::entry::end_instrumented_call(regs, result)
     }
 }
 

@@ -224,14 +224,16 @@ pub(crate) fn running_task() -> *const TaskHead {
 /// Adds one to an element of this CPU's `exits`. Interrupts are masked.
 #[inline(always)]
 pub(crate) fn count_exit<const ORIGIN: usize, const KIND: usize>() {
-    const { assert!(ORIGIN < Origin::ALL.len() && KIND < EXIT_KINDS) };
     // SAFETY: the offset is that of a counter, which only this CPU writes.
     unsafe {
-        asm!("inc qword ptr gs:{}",
-             const core::mem::offset_of!(CpuLocal, exits)
-                 + (ORIGIN * EXIT_KINDS + KIND) * size_of::<u64>(),
-             options(nostack));
+        asm!("inc qword ptr gs:{}", const exit_counter(ORIGIN, KIND), options(nostack));
     }
+}
+
+/// Where in the structure an element of `exits` lies.
+pub(crate) const fn exit_counter(origin: usize, kind: usize) -> usize {
+    assert!(origin < Origin::ALL.len() && kind < EXIT_KINDS);
+    core::mem::offset_of!(CpuLocal, exits) + (origin * EXIT_KINDS + kind) * size_of::<u64>()
 }
 
 /// Adds one to this CPU's exits of guests. Interrupts are masked.
@@ -242,42 +244,6 @@ pub(crate) fn count_guest_exit() {
         asm!("inc qword ptr gs:{}", const core::mem::offset_of!(CpuLocal, guest_exits),
              options(nostack));
     }
-}
-
-/// Whether neither this CPU nor the running thread has anything to do before a return to user mode:
-/// both words together, with one branch.
-///
-/// # Safety
-/// `work` is inside the running task, which lives.
-#[inline(always)]
-unsafe fn has_no_exit_work(work: &AtomicU32) -> bool {
-    'some: {
-        // SAFETY: aligned loads of live words, which tear nothing; the offset is that of
-        // `exit_work`; the label is in this function.
-        unsafe {
-            asm!("mov {own:e}, gs:{exit_work}",
-                 "or {own:e}, dword ptr [{work}]",
-                 "jnz {some}",
-                 own = out(reg) _,
-                 work = in(reg) work.as_ptr(),
-                 exit_work = const core::mem::offset_of!(CpuLocal, exit_work),
-                 some = label { break 'some false; },
-                 options(nostack, readonly));
-        }
-        true
-    }
-}
-
-/// Whether there is no exit work, neither of the running task nor of the CPU.
-///
-/// # Safety
-/// As [`pending_work`].
-#[inline(always)]
-pub(crate) unsafe fn has_no_work() -> bool {
-    // SAFETY: the slot's reference keeps the running task alive, and the caller knows there is one.
-    let work = unsafe { &(*running_task()).work };
-    // SAFETY: it is the running task's.
-    unsafe { has_no_exit_work(work) }
 }
 
 /// The exit-work word of the running task.

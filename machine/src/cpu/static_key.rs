@@ -49,7 +49,7 @@ pub mod id {
     /// See `mitigations`.
     pub const NO_FENCE_KERNEL: u32 = 15;
     /// See `mitigations`.
-    pub const VERW_ON_EXIT: u32 = 16;
+    pub const NO_VERW_ON_EXIT: u32 = 16;
     /// See `mitigations`.
     pub const VERW_WHEN_IDLE: u32 = 17;
     /// See `mitigations`.

@@ -2,9 +2,9 @@
 //!
 //! SYSCALL leaves a frame that SYSRET gives back, but for two flags (`entry::returns_by_sysret`).
 //! So a call on whose frame nobody has laid hands asks nothing else on its way out. Most calls only
-//! read it and give a result; who needs more takes [`CallRegs::all`], and that is noted in the
-//! thread's exit-work word, which every way out looks at. There is no other way to the frame, so
-//! nothing can be forgotten.
+//! read it and give a result, which `entry.S` puts there; who needs more takes [`CallRegs::all`],
+//! and that is noted in the thread's exit-work word, which every way out looks at. There is no
+//! other way to the frame, so nothing can be forgotten.
 
 use core::marker::PhantomData;
 use core::ops::Deref;
@@ -13,7 +13,7 @@ use entry::PtRegs;
 
 use crate::cpu::percpu;
 
-/// A program's registers, to be read, and the result of its call, to be set.
+/// A program's registers, to be read.
 #[repr(transparent)]
 pub struct CallRegs {
     regs: PtRegs,
@@ -23,18 +23,11 @@ pub struct CallRegs {
 
 impl CallRegs {
     /// # Safety
-    /// `regs` is the frame of the running thread's call, which goes out by `prepare_sysret` or
-    /// `prepare_return`.
+    /// `regs` is the frame of the running thread's call, whose way out looks at the exit-work word.
     #[inline(always)]
     pub(super) unsafe fn of(regs: &mut PtRegs) -> &mut CallRegs {
         // SAFETY: the layout is that of `PtRegs`, and the borrow goes on.
         unsafe { &mut *core::ptr::from_mut(regs).cast() }
-    }
-
-    /// Sets what the call returns (RAX).
-    #[inline(always)]
-    pub fn set_result(&mut self, value: u64) {
-        self.regs.rax = value;
     }
 
     /// All registers, to be changed: the way out looks at them again.

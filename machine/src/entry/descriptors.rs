@@ -126,7 +126,7 @@ unsafe extern "C" {
     static syscall_entry_always: u8;
     static syscall_entry_instrumented: u8;
     static syscall_entry_pti: u8;
-    static syscall_entry_pti_pending: u8;
+    pub(crate) static syscall_entry_pti_pending: u8;
     static syscall_entry_pti_always: u8;
     pub(crate) static syscall_entry_pti_cr3: u8;
     static syscall_entry_pti_instrumented: u8;

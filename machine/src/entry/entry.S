@@ -51,13 +51,17 @@
 .endm
 
 .macro clear_registers
+    clear_registers_but_rbx
+    xor %ebx, %ebx
+.endm
+
+.macro clear_registers_but_rbx
     xor %edx, %edx
     xor %ecx, %ecx
     xor %r8d, %r8d
     xor %r9d, %r9d
     xor %r10d, %r10d
     xor %r11d, %r11d
-    xor %ebx, %ebx
     xor %ebp, %ebp
     xor %r12d, %r12d
     xor %r13d, %r13d
@@ -65,12 +69,14 @@
     xor %r15d, %r15d
 .endm
 
-// In a build with in-kernel tests: stops where a register that the program had is left. Clobbers
-// RAX.
-.macro check_cleared
+// In a build with in-kernel tests: stops where a register that the program had is left. RBX is
+// what it must be. Clobbers RAX.
+.macro check_cleared rbx
     .if {CHECK_SYSRET}
+    cmp \rbx, %rbx
+    jne register_is_left
     xor %eax, %eax
-    .irp register, rdx, rcx, r8, r9, r10, r11, rbx, rbp, r12, r13, r14, r15
+    .irp register, rdx, rcx, r8, r9, r10, r11, rbp, r12, r13, r14, r15
     or %\register, %rax
     .endr
     jnz register_is_left
@@ -163,8 +169,8 @@ context_entered_\name:
 context_left_\name:
 .endm
 
-// Restores the general registers but RDI; RSP then points at that.
-.macro pop_registers_above_rdi
+// Restores the general registers, RAX too or not, but RDI; RSP then points at that.
+.macro pop_registers_above_rdi rax=1
     pop %r15
     pop %r14
     pop %r13
@@ -175,15 +181,19 @@ context_left_\name:
     pop %r10
     pop %r9
     pop %r8
+    .if \rax
     pop %rax
+    .else
+    lea 8(%rsp), %rsp
+    .endif
     pop %rcx
     pop %rdx
     pop %rsi
 .endm
 
-// Restores the general registers; RSP then points at orig_rax.
-.macro pop_registers
-    pop_registers_above_rdi
+// Restores the general registers, RAX too or not; RSP then points at orig_rax.
+.macro pop_registers rax=1
+    pop_registers_above_rdi \rax
     pop %rdi
 .endm
 
@@ -210,8 +220,8 @@ context_left_\name:
 // program's, IF, DF, TF, AC, NT clear (FMASK). CR3: the program's; without isolation it maps the
 // kernel too.
 
-// From the thread's empty stack to the decision: builds the frame and calls the kernel. Then AL
-// says whether SYSRET may be used, and IF=0.
+// From the thread's empty stack to the frame, and the kernel's function called. Its first argument
+// is the frame, whose address stays in RBX, which functions keep; its second is the number.
 .macro serve_syscall name, tracking, serve
     push ${USER_DS}
     push %gs:{USER_RSP}
@@ -222,8 +232,9 @@ context_left_\name:
     push_registers rax=${MINUS_ENOSYS}
     mov %rsp, %rdi
     mov %rax, %rsi
-    clear_registers
-    check_cleared
+    clear_registers_but_rbx
+    mov %rsp, %rbx
+    check_cleared %rsp
     // Before the catch-up, which returns.
     if_key {SYSCALL_GUARD}, guard_\name
 guarded_\name:
@@ -231,21 +242,51 @@ guarded_\name:
     // The kernel's frames begin at another address at each call, up to 1 KiB below this frame.
     if_key {NO_STACK_OFFSET}, 1f
     imul ${STACK_STEP}, %gs:{STACK_SECRET}, %rax
-    inc %rax
     mov %rax, %gs:{STACK_SECRET}
     shr $54, %rax
     and $0x3f0, %eax
     sub %rax, %rsp
-    // rdi: &mut PtRegs, rsi: system call number. IF=0.
+    // IF=0.
 1:  call \serve
-    if_key {NO_STACK_OFFSET}, 2f
-    mov %gs:{KERNEL_STACK_TOP}, %rsp
-    sub ${PT_REGS_SIZE}, %rsp
-2:
 .endm
 
-// One entry for each way of tracking, so that none pays for the others: `descriptors` chooses. What
-// follows the call lies behind the first; the others jump there.
+// Behind `syscall_from_user`, with its result in RAX: goes on where the call goes out by SYSRET at
+// once. That is so if nothing is to be done, neither by the thread nor by the CPU, and the frame is
+// as SYSCALL left it, which a frame that was lent does not count as: RIP is canonical then, since
+// an instruction lies before it, and RCX, R11, CS and SS are right. Two flags remain.
+.macro end_syscall otherwise
+    cli
+    mov %gs:{EXIT_WORK}, %ecx
+    mov %gs:{RUNNING_TASK}, %rdx
+    or {WORK}(%rdx), %ecx
+    jnz \otherwise
+    testl ${NEVER_BY_SYSRET}, {RFLAGS}(%rbx)
+    jnz \otherwise
+    check_unlent
+    incq %gs:{SYSCALL_SYSRETS}
+    mov %rbx, %rsp
+.endm
+
+// In a build with in-kernel tests: a frame that was not lent passes the table of all frames.
+.macro check_unlent
+    .if {CHECK_SYSRET}
+    mov %rax, {RAX}(%rbx)
+    mov %rbx, %rdi
+    call unlent_frame
+    mov {RAX}(%rbx), %rax
+    .endif
+.endm
+
+// The rest: looks at the exit work and decides. RBX: the frame, RAX: the result. IF=0.
+syscall_ends_slowly:
+    mov %rax, {RAX}(%rbx)
+    mov %rbx, %rdi
+    call prepare_return_from_call
+    mov %rbx, %rsp
+    jmp return_to_user
+
+// One entry for each way of tracking, so that none pays for the others: `descriptors` chooses. The
+// way out lies behind the first; the others jump there.
 .macro syscall_way name, tracking, serve
 .globl \name
 .type \name, @function
@@ -258,8 +299,6 @@ guarded_\name:
     if_key {SHADOW_STACK}, shadow_\name
 shadowed_\name:
     serve_syscall \name, \tracking, \serve
-    test %al, %al
-    jz return_by_iret
 .endm
 
 // The same with page-table isolation.
@@ -279,16 +318,14 @@ shadowed_\name:
     load_kernel_cr3 %rsp
     mov %gs:{KERNEL_STACK_TOP}, %rsp
     serve_syscall \name, \tracking, \serve
-    test %al, %al
-    jz iret_pti
 .endm
 
-.macro other_ways tracking, serve
-    syscall_way syscall_entry_\tracking, \tracking, \serve
-    jmp sysret
+.macro other_ways tracking
+    syscall_way syscall_entry_\tracking, \tracking, syscall_from_user
+    jmp syscall_ends
 .size syscall_entry_\tracking, . - syscall_entry_\tracking
-    syscall_way_pti syscall_entry_pti_\tracking, \tracking, \serve
-    jmp sysret_pti
+    syscall_way_pti syscall_entry_pti_\tracking, \tracking, syscall_from_user
+    jmp syscall_ends_pti
 .size syscall_entry_pti_\tracking, . - syscall_entry_pti_\tracking
 .endm
 
@@ -304,7 +341,7 @@ shadowed_\name:
 .endm
 
 // Before the last registers are restored, where the kernel's branches were restricted and the
-// program's are not. No return follows. Clobbers RAX, RCX and RDX.
+// program's are not. No return follows. Clobbers RCX, RDX and RBX.
 .macro release name
     if_key {KERNEL_IBRS}, release_\name
 released_\name:
@@ -312,20 +349,36 @@ released_\name:
 
 .macro release_out_of_line name
 release_\name:
+    mov %rax, %rbx
     mov ${SPEC_CTRL_MSR}, %ecx
     mov %gs:{SPEC_CTRL_USER}, %eax
     xor %edx, %edx
     wrmsr
+    mov %rbx, %rax
     jmp released_\name
 .endm
 
+// Buffers are cleared as the last thing: what came behind would fill them again. GS and tables: the
+// program's. VERW clears only with its operand in memory (SDM 2B); it changes ZF, which the return
+// loads.
+.macro clear_cpu_buffers name
+    if_key {NO_VERW_ON_EXIT}, kept_\name
+.globl verw_\name
+verw_\name:
+    verw kernel_ds_selector(%rip)
+kept_\name:
+.endm
+
     syscall_way syscall_entry, told, syscall_from_user
+syscall_ends:
+    end_syscall syscall_ends_slowly
+    // RSP: the frame. RAX: the program's.
 sysret:
     release sysret
     if_key {SHADOW_STACK}, unshadow_sysret
 unshadowed_sysret:
     leave_kernel sysret
-    pop_registers
+    pop_registers rax=0
     // Stack: orig_rax, rip, cs, rflags, rsp, ss. RCX = rip, R11 = rflags, as SYSCALL left them or
     // decide() checked.
     check_sysret
@@ -334,8 +387,7 @@ unshadowed_sysret:
 sysret_window_start:
     // RSP is the program's, ring 0.
     swapgs
-    if_key {VERW_ON_EXIT}, verw_before_sysret
-cleared_before_sysret:
+    clear_cpu_buffers before_sysret
     sysretq
 .globl sysret_window_end
 sysret_window_end:
@@ -343,27 +395,44 @@ sysret_window_end:
 .size syscall_entry, . - syscall_entry
 
     syscall_way_pti syscall_entry_pti, told, syscall_from_user
+syscall_ends_pti:
+    end_syscall syscall_ends_slowly
 sysret_pti:
     release sysret_pti
     leave_kernel sysret_pti
-    pop_registers_above_rdi
+    pop_registers_above_rdi rax=0
     check_sysret
     popq %gs:{USER_RDI}
-    mov {RSP_ABOVE_ORIG_RAX}(%rsp), %rdi
-    mov %rdi, %gs:{USER_RSP}
+    mov {RSP_ABOVE_ORIG_RAX}(%rsp), %rsp
+.globl sysret_pti_window_start
+sysret_pti_window_start:
+    // RSP is the program's, ring 0.
     load_user_cr3 %rdi
     // On the program's tables: the thread's stack is gone, GS data is there.
     mov %gs:{USER_RDI}, %rdi
-    mov %gs:{USER_RSP}, %rsp
-    jmp sysret_window_start
+    swapgs
+    clear_cpu_buffers before_sysret_pti
+    sysretq
+.globl sysret_pti_window_end
+sysret_pti_window_end:
+    int3
 .size syscall_entry_pti, . - syscall_entry_pti
 
-    other_ways pending, syscall_from_user
-    other_ways always, syscall_from_user
+    other_ways pending
+    other_ways always
     syscall_way_pti syscall_entry_pti_cr3, cr3, syscall_from_user
-    jmp sysret_pti
+    jmp syscall_ends_pti
 .size syscall_entry_pti_cr3, . - syscall_entry_pti_cr3
-    other_ways instrumented, instrumented_syscall_from_user
+
+    // Where calls are instrumented, each goes the long way.
+    syscall_way syscall_entry_instrumented, instrumented, instrumented_syscall_from_user
+    mov %rbx, %rsp
+    jmp return_to_user
+.size syscall_entry_instrumented, . - syscall_entry_instrumented
+    syscall_way_pti syscall_entry_pti_instrumented, instrumented, instrumented_syscall_from_user
+    mov %rbx, %rsp
+    jmp return_to_user
+.size syscall_entry_pti_instrumented, . - syscall_entry_pti_instrumented
 
 .if {CHECK_SYSRET}
 sysret_would_fault:
@@ -385,14 +454,14 @@ shadow_\name:
     shadow_out_of_line syscall_entry_instrumented
 
 // It is given back, with no address of the kernel's on it: SSP names its token. No call follows.
-// Clobbers RAX and RCX. The flag by which CLRSSBSY tells of a wrong token is not asked: Bochs 2.7
+// Clobbers RBX and RCX. The flag by which CLRSSBSY tells of a wrong token is not asked: Bochs 2.7
 // sets it for a right one.
 .macro leave_shadow_stack
-    rdsspq %rax
-    lea {BUSY}(%rax), %rcx
-    cmp %rcx, (%rax)
+    rdsspq %rbx
+    lea {BUSY}(%rbx), %rcx
+    cmp %rcx, (%rbx)
     jne shadow_stack_in_use
-    clrssbsy (%rax)
+    clrssbsy (%rbx)
 .endm
 unshadow_sysret:
     leave_shadow_stack
@@ -405,16 +474,6 @@ shadow_stack_in_use:
     release_out_of_line iret
     release_out_of_line iret_pti
 
-// Buffers are cleared as the last thing: what came behind would fill them again. GS and tables: the
-// program's. VERW clears only with its operand in memory (SDM 2B); it changes ZF, which the return
-// loads.
-.globl verw_before_sysret, verw_before_iret
-verw_before_sysret:
-    verw kernel_ds_selector(%rip)
-    jmp cleared_before_sysret
-verw_before_iret:
-    verw kernel_ds_selector(%rip)
-    jmp iret_to_user
 .balign 2
 kernel_ds_selector:
     .word {KERNEL_DS}
@@ -458,38 +517,36 @@ guard_ibrs:
     jmp guarded_ibrs
 .size guard_entry, . - guard_entry
 
-// The same at system calls, whose number a program chooses, and with it what branch history steers.
-.type guard_syscall, @function
-.balign 16
-guard_syscall:
-    call guard_entry
-    if_key {ENTRY_BHB_SHORT}, guard_bhb_short
-    if_key {ENTRY_BHB_LONG}, guard_bhb_long
-    jmp __x86_return_thunk
-    int3
-guard_bhb_short:
-    jmp clear_bhb_short_fenced
-    int3
-guard_bhb_long:
-    jmp clear_bhb_long_fenced
-    int3
-.size guard_syscall, . - guard_syscall
-
-.macro guard_out_of_line name, guard
+.macro guard_out_of_line name
 guard_\name:
-    call \guard
+    call guard_entry
     jmp guarded_\name
 .endm
-    guard_out_of_line syscall_entry, guard_syscall
-    guard_out_of_line syscall_entry_pti, guard_syscall
-    guard_out_of_line syscall_entry_pending, guard_syscall
-    guard_out_of_line syscall_entry_pti_pending, guard_syscall
-    guard_out_of_line syscall_entry_always, guard_syscall
-    guard_out_of_line syscall_entry_pti_always, guard_syscall
-    guard_out_of_line syscall_entry_pti_cr3, guard_syscall
-    guard_out_of_line syscall_entry_instrumented, guard_syscall
-    guard_out_of_line syscall_entry_pti_instrumented, guard_syscall
-    guard_out_of_line vector, guard_entry
+
+// The same at system calls, whose number a program chooses, and with it what branch history steers.
+.macro guard_syscall_out_of_line name
+guard_\name:
+    call guard_entry
+    if_key {ENTRY_BHB_SHORT}, guard_bhb_short_\name
+    if_key {ENTRY_BHB_LONG}, guard_bhb_long_\name
+    jmp guarded_\name
+guard_bhb_short_\name:
+    call clear_bhb_short_fenced
+    jmp guarded_\name
+guard_bhb_long_\name:
+    call clear_bhb_long_fenced
+    jmp guarded_\name
+.endm
+    guard_syscall_out_of_line syscall_entry
+    guard_syscall_out_of_line syscall_entry_pti
+    guard_syscall_out_of_line syscall_entry_pending
+    guard_syscall_out_of_line syscall_entry_pti_pending
+    guard_syscall_out_of_line syscall_entry_always
+    guard_syscall_out_of_line syscall_entry_pti_always
+    guard_syscall_out_of_line syscall_entry_pti_cr3
+    guard_syscall_out_of_line syscall_entry_instrumented
+    guard_syscall_out_of_line syscall_entry_pti_instrumented
+    guard_out_of_line vector
 
 // A paranoid entry may have hit a place where the program's value is in `SPEC_CTRL` already: what
 // it finds goes to the upper half of R13, and back behind the handler.
@@ -516,14 +573,15 @@ release_paranoid:
 .globl return_to_user
 .type return_to_user, @function
 return_to_user:
-    cmpq $0, %gs:{PTI}
-    jne 1f
     test %al, %al
-    jnz sysret
+    mov {RAX}(%rsp), %rax
+    jz 1f
+    cmpq $0, %gs:{PTI}
+    jne sysret_pti
+    jmp sysret
+1:  cmpq $0, %gs:{PTI}
+    jne iret_pti
     jmp return_by_iret
-1:  test %al, %al
-    jnz sysret_pti
-    jmp iret_pti
 
 return_by_iret:
     release iret
@@ -532,7 +590,7 @@ return_by_iret:
     add $8, %rsp
     swapgs
 before_iret:
-    if_key {VERW_ON_EXIT}, verw_before_iret
+    clear_cpu_buffers before_iret
 .globl iret_to_user
 iret_to_user:
     // The frame was checked when it was made. A fault here all the same becomes the program's
@@ -640,7 +698,7 @@ vector_from_user_stack:
     test %rax, %rax
     jnz register_is_left
     .endif
-    check_cleared
+    check_cleared $0
     if_key {VECTOR_GUARD}, guard_vector
 guarded_vector:
     cmpl ${TRACKING_PENDING}, %gs:{TRACKING}

@@ -1,19 +1,21 @@
 //! The Rust side of `entry.S`: each way into the kernel as one function, and the one decision about
 //! the way back.
 //!
-//! Reading order: [`begin_call`], [`end_call`], [`vector_from_user`], [`prepare_return`], then the
-//! kernel's own faults.
+//! Reading order: [`begin_call`], [`vector_from_user`], [`prepare_return`], then the kernel's own
+//! faults.
 
 use core::arch::global_asm;
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::Ordering;
 
 use context_tracking::state;
-use entry::{Exit, IretReason, Origin, PtRegs, decide, flags, returns_by_sysret, selector};
+use entry::{Exit, IretReason, Origin, PtRegs, decide, flags, selector};
 
 use crate::context_tracking::ipi::{self, InterruptKind};
 use crate::context_tracking::word::ALWAYS_PENDING;
-use crate::cpu::percpu::{self, CpuContext, CpuLocal, ExitCounts, FRAME_LENT, SYSRET, tracking};
+use crate::cpu::percpu::{
+    self, CpuContext, CpuLocal, ExitCounts, FRAME_LENT, SYSRET, TaskHead, tracking,
+};
 use crate::cpu::pkey::Pkru;
 use crate::cpu::{self, apic, irq, msr, record};
 use crate::memory::stack::KERNEL_STACK_SIZE;
@@ -54,6 +56,7 @@ global_asm!(
     USER_CR3 = const offset_of!(CpuLocal, user_cr3),
     USER_CR3_KEEP = const offset_of!(CpuLocal, user_cr3_keep),
     USER_CR3_BITS = const crate::cpu::Cr3::USER_BITS,
+    RAX = const offset_of!(PtRegs, rax),
     RDI = const offset_of!(PtRegs, rdi),
     RIP = const offset_of!(PtRegs, rip),
     RSP = const offset_of!(PtRegs, rsp),
@@ -64,6 +67,11 @@ global_asm!(
     USER_CS = const selector::USER_CS,
     USER_DS = const selector::USER_DS,
     MINUS_ENOSYS = const -38,
+    EXIT_WORK = const offset_of!(CpuLocal, exit_work),
+    RUNNING_TASK = const offset_of!(CpuLocal, task),
+    WORK = const offset_of!(TaskHead, work),
+    NEVER_BY_SYSRET = const entry::NEVER_BY_SYSRET,
+    SYSCALL_SYSRETS = const percpu::exit_counter(Origin::Syscall as usize, SYSRET),
     CS = const offset_of!(PtRegs, cs),
     RSP_ABOVE_ORIG_RAX = const offset_of!(PtRegs, rsp) - offset_of!(PtRegs, orig_rax),
     GS_BASE_MSR = const msr::GS_BASE,
@@ -85,7 +93,7 @@ global_asm!(
     ENTRY_BHB_LONG = const at_boot(static_branch::id::ENTRY_BHB_LONG),
     NO_FENCE_USER = const at_boot(static_branch::id::NO_FENCE_USER),
     NO_FENCE_KERNEL = const at_boot(static_branch::id::NO_FENCE_KERNEL),
-    VERW_ON_EXIT = const at_boot(static_branch::id::VERW_ON_EXIT),
+    NO_VERW_ON_EXIT = const at_boot(static_branch::id::NO_VERW_ON_EXIT),
     UNTRAIN = const at_boot(static_branch::id::UNTRAIN),
     UNTRAIN_SAFE = const at_boot(static_branch::id::UNTRAIN_SAFE),
     UNTRAIN_ALIAS = const at_boot(static_branch::id::UNTRAIN_ALIAS),
@@ -170,29 +178,34 @@ unsafe extern "Rust" {
     safe fn limen_reschedule();
 }
 
-/// The begin of a system call, for `entry.S`: the image puts [`begin_call`], the kernel's function
-/// and [`end_call`] together under the name that file calls, all inlined. Interrupts are masked
-/// before `begin_call` and after `end_call`.
+/// The begin of a system call, for `entry.S`: the image puts this and the kernel's function together
+/// under the name that file calls, all inlined. What it returns is the call's result, and the way
+/// out is that file's. Interrupts are masked before.
 ///
 /// # Safety
-/// Called by the entry code for the program that runs; `end_call` or `end_instrumented_call` comes
-/// behind it.
+/// Called by the entry code for the program that runs, whose way out comes behind it.
 #[inline(always)]
 pub unsafe fn begin_call(regs: &mut PtRegs) -> &mut CallRegs {
     #[cfg(feature = "ktest")]
     crate::ktest::entered(regs);
     cpu::irq_enable();
-    // SAFETY: the frame is that of the running program's call, which `end_call` ends.
+    // SAFETY: the frame is that of the running program's call, whose way out comes behind it.
     unsafe { CallRegs::of(regs) }
 }
 
-/// The end of a system call. True: return by SYSRET.
-///
-/// # Safety
-/// Called by the entry code for the program that runs, whose return it prepares.
-#[inline(always)]
-pub unsafe fn end_call(regs: &mut PtRegs) -> bool {
-    prepare_sysret::<{ Origin::Syscall as usize }>(regs)
+/// The end of a system call that has work to do or a frame that must be looked at; `entry.S` ends
+/// the others. True: return by SYSRET.
+#[unsafe(no_mangle)]
+extern "C" fn prepare_return_from_call(regs: &mut PtRegs) -> bool {
+    prepare_return::<{ Origin::Syscall as usize }>(regs)
+}
+
+/// What `entry.S` sends back by SYSRET without a look must pass the table of all frames.
+#[cfg(feature = "ktest")]
+#[unsafe(no_mangle)]
+extern "C" fn unlent_frame(regs: &mut PtRegs) {
+    let exit = decide::<{ percpu::SYSRET_END }>(regs);
+    assert_eq!(exit, Exit::Sysret, "a frame that was not lent");
 }
 
 /// [`begin_call`] where calls are instrumented: counted, recorded, or sent back by IRET always.
@@ -207,11 +220,12 @@ pub unsafe fn begin_instrumented_call(regs: &mut PtRegs, number: u64) -> &mut Ca
     unsafe { begin_call(regs) }
 }
 
-/// [`end_call`] for those.
+/// The end of those, with the call's result. True: return by SYSRET.
 ///
 /// # Safety
-/// As [`end_call`].
-pub unsafe fn end_instrumented_call(regs: &mut PtRegs) -> bool {
+/// Called by the entry code for the program that runs, whose return it prepares.
+pub unsafe fn end_instrumented_call(regs: &mut PtRegs, result: u64) -> bool {
+    regs.rax = result;
     let by_sysret = prepare_return::<{ Origin::Syscall as usize }>(regs);
     record::returned(regs.rax);
     by_sysret
@@ -259,26 +273,6 @@ fn user_exception(regs: &mut PtRegs, number: u8) {
     let error = core::mem::replace(&mut regs.orig_rax, u64::MAX);
     cpu::irq_enable();
     limen_user_exception(regs, Exception { vector: number, error, address });
-}
-
-/// What [`prepare_return`] does, for a plain call that has no work to do and has its frame as
-/// SYSCALL left it: without a loop it keeps nothing across calls.
-#[inline(always)]
-fn prepare_sysret<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
-    cpu::irq_disable();
-    // SAFETY: what is about to return to a program is that program's thread.
-    let is_free = unsafe { percpu::has_no_work() };
-    if is_free && returns_by_sysret(regs) {
-        #[cfg(feature = "ktest")]
-        assert_eq!(
-            decide::<{ percpu::SYSRET_END }>(regs),
-            Exit::Sysret,
-            "a frame that was not lent"
-        );
-        percpu::count_exit::<ORIGIN, SYSRET>();
-        return true;
-    }
-    prepare_return::<ORIGIN>(regs)
 }
 
 /// Does the exit work and decides how to return. Interrupts are masked when it returns, and stay so
@@ -344,9 +338,9 @@ pub fn apply_options(command_line: &str) {
     }
 }
 
-/// What `stack_secret` is multiplied by at each call: 5 modulo 8, so that with an odd increment all
-/// values come (Knuth 2, 3.2.1.2), and no longer than an instruction's immediate. Offsets take the
-/// highest bits, which nobody sees.
+/// What `stack_secret`, an odd number, is multiplied by at each call: 5 modulo 8, so that a quarter
+/// of all numbers come before the first again (Knuth 2, 3.2.1.2), and no longer than an
+/// instruction's immediate. Offsets take the highest bits, which nobody sees.
 const STACK_STEP: i32 = 0x7ac3_9b15;
 
 /// Off: every system call begins at the same address of its stack.
@@ -375,7 +369,7 @@ pub(crate) fn choose_stack_offset(command_line: &str) {
 
 /// Gives this CPU's offsets of kernel stacks another beginning.
 pub(crate) fn renew_stack_secret() {
-    percpu::local().stack_secret.set(crate::entropy::random_u64());
+    percpu::local().stack_secret.set(crate::entropy::random_u64() | 1);
 }
 
 /// Makes all CPUs take the entries that instrument them, for good.

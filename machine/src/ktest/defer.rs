@@ -21,7 +21,9 @@ use entry::{PtRegs, flags, selector};
 use crate::context_tracking::{ipi, tlb, word};
 use crate::cpu::percpu::{self, cpu_id, tracking};
 use crate::cpu::{self, Cr3, vmap_base};
-use crate::entry::descriptors::{self, syscall_entry_pending, syscall_entry_pti_cr3};
+use crate::entry::descriptors::{
+    self, syscall_entry_pending, syscall_entry_pti_cr3, syscall_entry_pti_pending,
+};
 use crate::memory;
 use crate::memory::frame::{Frame, PAGE_SIZE};
 
@@ -327,28 +329,36 @@ unsafe extern "C" {
     static ktest_lending: u8;
     static ktest_lending_end: u8;
     static context_entering_syscall_entry_pending: u8;
+    static context_entering_syscall_entry_pti_pending: u8;
     static context_said_syscall_entry_pti_cr3: u8;
     static context_left_sysret: u8;
     static context_left_sysret_pti: u8;
     static sysret_window_start: u8;
+    static sysret_pti_window_start: u8;
 }
 
 /// Sets this CPU's debug registers: the program's GS and stack; the kernel's, before the word is
 /// set, or where CR3 catches up once it is; behind the exit's store; before SYSRET, on the
 /// program's stack.
 fn set_points() {
-    let points = match word::catches_up_by_cr3() {
-        false => [
+    let points = match (memory::has_pti(), word::catches_up_by_cr3()) {
+        (false, _) => [
             &raw const syscall_entry_pending,
             &raw const context_entering_syscall_entry_pending,
             &raw const context_left_sysret,
             &raw const sysret_window_start,
         ],
-        true => [
+        (true, false) => [
+            &raw const syscall_entry_pti_pending,
+            &raw const context_entering_syscall_entry_pti_pending,
+            &raw const context_left_sysret_pti,
+            &raw const sysret_pti_window_start,
+        ],
+        (true, true) => [
             &raw const syscall_entry_pti_cr3,
             &raw const context_said_syscall_entry_pti_cr3,
             &raw const context_left_sysret_pti,
-            &raw const sysret_window_start,
+            &raw const sysret_pti_window_start,
         ],
     }
     .map(|label| label as u64);

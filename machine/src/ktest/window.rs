@@ -68,12 +68,15 @@ unsafe extern "C" {
     static context_left_iret_pti: u8;
     static sysret_window_start: u8;
     static sysret_window_end: u8;
+    static sysret_pti_window_start: u8;
+    static sysret_pti_window_end: u8;
     static iret_to_user: u8;
     fn paranoid_2();
     fn paranoid_18();
     static guard_ibpb: u8;
     static guard_ibrs: u8;
     static verw_before_sysret: u8;
+    static verw_before_sysret_pti: u8;
     static verw_before_iret: u8;
     static unfenced_user: u8;
     static untrain_overlaid: u8;
@@ -111,7 +114,7 @@ pub fn odd_sequence() -> Option<&'static str> {
         ),
         ("the short BHB loop", short, bhb(mitigations::bhi::BhbLoop::SHORT)),
         ("the long BHB loop", long, bhb(mitigations::bhi::BhbLoop::LONG)),
-        ("VERW before SYSRET", (&raw const verw_before_sysret) as u64, plan.verw_on_exit),
+        ("VERW before SYSRET", sysret_window().verw, plan.verw_on_exit),
         ("VERW before IRET", (&raw const verw_before_iret) as u64, plan.verw_on_exit),
         ("the fence behind SWAPGS", fence, plan.fence_swapgs_user),
     ];
@@ -126,8 +129,32 @@ pub fn odd_sequence() -> Option<&'static str> {
 const SWAPGS_BYTES: u64 = 3;
 const SYSRETQ_BYTES: u64 = 3;
 
+/// Addresses of the way out by SYSRET that is in use.
+struct SysretWindow {
+    /// The first instruction on the program's stack.
+    start: u64,
+    verw: u64,
+    sysret: u64,
+}
+
+fn sysret_window() -> SysretWindow {
+    let [start, verw, end] = match memory::has_pti() {
+        true => [
+            &raw const sysret_pti_window_start,
+            &raw const verw_before_sysret_pti,
+            &raw const sysret_pti_window_end,
+        ],
+        false => [
+            &raw const sysret_window_start,
+            &raw const verw_before_sysret,
+            &raw const sysret_window_end,
+        ],
+    };
+    SysretWindow { start: start as u64, verw: verw as u64, sysret: end as u64 - SYSRETQ_BYTES }
+}
+
 fn last_before_sysret() -> u64 {
-    (&raw const sysret_window_end) as u64 - SYSRETQ_BYTES
+    sysret_window().sysret
 }
 
 fn last_before_iret() -> u64 {
@@ -158,13 +185,12 @@ pub fn hits() -> ([u64; KINDS], u64) {
 /// Instructions that were hit, and the first of the places by name that not all kinds have hit.
 pub fn covered() -> (usize, Option<&'static str>) {
     let [syscall, interrupt] = descriptors::entry_points(apic::VECTOR_TIMER);
-    let window = (&raw const sysret_window_start) as u64;
     let places = [
         ("SYSCALL, before SWAPGS", syscall),
         ("SYSCALL, behind SWAPGS", syscall + SWAPGS_BYTES),
         ("an interrupt's first instruction", interrupt),
         ("behind the store to the state word", points()[1]),
-        ("the program's stack, before SWAPGS", window),
+        ("the program's stack, before SWAPGS", sysret_window().start),
         ("the program's stack and GS, before SYSRET", last_before_sysret()),
         ("behind the store, towards IRET", points()[2]),
         ("the program's GS, before IRET", last_before_iret()),

@@ -238,7 +238,7 @@ keys! {
         |plan: &Plan| plan.bhb_on_entry == Some(mitigations::bhi::BhbLoop::LONG);
     NoFenceUser = NO_FENCE_USER, |plan: &Plan| !plan.fence_swapgs_user;
     NoFenceKernel = NO_FENCE_KERNEL, |plan: &Plan| !plan.fence_swapgs_kernel;
-    VerwOnExit = VERW_ON_EXIT, |plan: &Plan| plan.verw_on_exit;
+    NoVerwOnExit = NO_VERW_ON_EXIT, |plan: &Plan| !plan.verw_on_exit;
     VerwWhenIdle = VERW_WHEN_IDLE, |plan: &Plan| plan.verw_when_idle;
     FillReturnStack = FILL_RETURN_STACK, |plan: &Plan| plan.fills_return_stack;
     /// Something may be written when the CPU goes to another thread.

@@ -239,9 +239,12 @@ pub fn decide<const LIMIT: u64>(regs: &PtRegs) -> Exit {
 /// no program has rights to ports or runs with interrupts masked. What is left are two flags.
 #[inline(always)]
 #[must_use]
-pub fn returns_by_sysret(regs: &PtRegs) -> bool {
-    regs.rflags & (flags::TF | flags::RF) == 0
+pub const fn returns_by_sysret(regs: &PtRegs) -> bool {
+    regs.rflags & NEVER_BY_SYSRET == 0
 }
+
+/// The flags that keep such a frame from SYSRET.
+pub const NEVER_BY_SYSRET: u64 = flags::TF | flags::RF;
 
 #[cold]
 fn decide_slowly<const LIMIT: u64>(regs: &PtRegs) -> Exit {

@@ -9,6 +9,7 @@ use machine::task::Current;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{PathName, any_file};
+use crate::base::args::Word;
 use crate::base::user::{UserPtr, read_c_string};
 use crate::fs::memfd;
 use crate::process::{Own, Thread, current, give_file, own};
@@ -156,10 +157,9 @@ fn resolve_flags(resolve: u64) -> Result<u32> {
 }
 
 /// close(2).
-pub fn close(thread: Current<Thread>, fd: u32) -> Result<u64> {
-    let file = Own::with_files(thread, |files| files.remove(fd))?;
-    drop(file);
-    Ok(0)
+pub fn close(thread: Current<Thread>, fd: u32) -> Word {
+    let file = Own::with_files(thread, |files| files.remove(fd).ok_or(Errno::EBADF));
+    file.map(|_| 0).into()
 }
 
 /// Flags of close_range(2) (linux/close_range.h).
@@ -230,9 +230,9 @@ fn dup_to(old: Fd, new: Fd, close_on_exec: bool) -> Result<u64> {
 }
 
 /// umask(2).
-pub fn umask(thread: Current<Thread>, mask: u32) -> u32 {
+pub fn umask(thread: Current<Thread>, mask: u32) -> Word {
     let set = |own: &FsContext| own.umask.swap(mask & 0o777, Ordering::Relaxed);
-    Own::with_fs(thread, set)
+    Own::with_fs(thread, set).into()
 }
 
 /// Longest name of a memfd, without its NUL (memfd_create(2)).
