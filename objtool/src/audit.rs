@@ -19,7 +19,7 @@ use crate::allow::{self, Allow};
 use crate::elf::{Image, Reloc};
 use crate::report::{Evidence, Finding, FindingKind, Report};
 use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
-use crate::{call_depth, entry_text, finish, landing, relocs, returns, static_calls, untrained};
+use crate::{entry_text, finish, landing, relocs, returns, static_calls, untrained};
 
 /// Name of the compiler's table.
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
@@ -109,7 +109,6 @@ pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error
     audit.entry_text();
     audit.untrained();
     audit.landing(data);
-    audit.call_depth(data);
     audit.moves();
     audit.find_functions(options.strict_hashes);
     audit.branches();
@@ -298,14 +297,6 @@ impl Audit<'_> {
         match untrained::prove(&self.image, &ranges) {
             Ok(proved) => self.report.untrained = proved,
             Err(broken) => self.note(FindingKind::Return, broken.at, broken.what.into()),
-        }
-    }
-
-    fn call_depth(&mut self, data: &[u8]) {
-        let ranges = finish::entry_text(&self.image);
-        match call_depth::prove(data, &self.image, &self.scan, &ranges) {
-            Ok(proved) => self.report.call_depth = proved,
-            Err((at, what)) => self.note(FindingKind::Return, at, what),
         }
     }
 

@@ -67,13 +67,6 @@ impl Drop for SmapOpen {
 //   uaccess_load32(rdi: at) -> rax: the value, or -1
 global_asm!(
     r#"
-    // With the room that the compiler leaves, for what counts calls (text/call_depth.rs).
-    .macro counted name
-        .fill 11, 1, 0x90
-        .globl \name
-        .type \name, @function
-    .endm
-
     .macro extable at, to
         .pushsection .extable, "a", @progbits
         .balign 4
@@ -81,7 +74,8 @@ global_asm!(
         .popsection
     .endm
 
-    counted uaccess_copy
+    .globl uaccess_copy
+    .type uaccess_copy, @function
     uaccess_copy:
         mov %rdx, %rcx
         shr $3, %rcx
@@ -96,7 +90,8 @@ global_asm!(
         int3
     .size uaccess_copy, . - uaccess_copy
 
-    counted uaccess_zero
+    .globl uaccess_zero
+    .type uaccess_zero, @function
     uaccess_zero:
         mov %rsi, %rcx
         shr $3, %rcx
@@ -111,7 +106,8 @@ global_asm!(
         int3
     .size uaccess_zero, . - uaccess_zero
 
-    counted uaccess_cmpxchg32
+    .globl uaccess_cmpxchg32
+    .type uaccess_cmpxchg32, @function
     uaccess_cmpxchg32:
         mov %esi, %eax
     uaccess_cmpxchg32_at:
@@ -120,7 +116,8 @@ global_asm!(
         int3
     .size uaccess_cmpxchg32, . - uaccess_cmpxchg32
 
-    counted uaccess_load32
+    .globl uaccess_load32
+    .type uaccess_load32, @function
     uaccess_load32:
         mov (%rdi), %eax
         jmp __x86_return_thunk
