@@ -178,9 +178,9 @@ unsafe extern "Rust" {
     safe fn limen_reschedule();
 }
 
-/// The begin of a system call, for `entry.S`: the image puts this and the kernel's function together
-/// under the name that file calls, all inlined. What it returns is the call's result, and the way
-/// out is that file's. Interrupts are masked before.
+/// The begin of a system call, for `entry.S`: the image puts this and the kernel's function
+/// together under the name that file calls, all inlined. What it returns is the call's result, and
+/// the way out is that file's. Interrupts are masked before.
 ///
 /// # Safety
 /// Called by the entry code for the program that runs, whose way out comes behind it.
