@@ -1,6 +1,6 @@
-//! What one CPU does to the others: translations that are gone for all of them, interrupts that are
-//! accounted for on both sides, handlers that begin with user memory closed, and ways out that judge
-//! a frame which a call has changed.
+//! What one CPU does to the others: translations that are gone for all of them, interrupts that
+//! are accounted for on both sides, handlers that begin with user memory closed, and ways out that
+//! judge a frame which a call has changed.
 
 use alloc::format;
 use alloc::string::String;

@@ -1,6 +1,6 @@
 //! The registers of a program that is in a system call.
 //!
-//! SYSCALL leaves a frame that SYSRET gives back, but for two flags (`entry::returns_by_sysret`).
+//! SYSCALL leaves a frame that SYSRET gives back, but for two flags (`entry::NEVER_BY_SYSRET`).
 //! So a call on whose frame nobody has laid hands asks nothing else on its way out. Most calls only
 //! read it and give a result, which `entry.S` puts there; who needs more takes [`CallRegs::all`],
 //! and that is noted in the thread's exit-work word, which every way out looks at. There is no

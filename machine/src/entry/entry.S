@@ -254,14 +254,14 @@ guarded_\name:
 // once. That is so if nothing is to be done, neither by the thread nor by the CPU, and the frame is
 // as SYSCALL left it, which a frame that was lent does not count as: RIP is canonical then, since
 // an instruction lies before it, and RCX, R11, CS and SS are right. Two flags remain.
-.macro end_syscall otherwise
+.macro end_syscall
     cli
     mov %gs:{EXIT_WORK}, %ecx
     mov %gs:{RUNNING_TASK}, %rdx
     or {WORK}(%rdx), %ecx
-    jnz \otherwise
+    jnz syscall_ends_slowly
     testl ${NEVER_BY_SYSRET}, {RFLAGS}(%rbx)
-    jnz \otherwise
+    jnz syscall_ends_slowly
     check_unlent
     incq %gs:{SYSCALL_SYSRETS}
     mov %rbx, %rsp
@@ -282,6 +282,8 @@ syscall_ends_slowly:
     mov %rax, {RAX}(%rbx)
     mov %rbx, %rdi
     call prepare_return_from_call
+// AL: whether SYSRET may be used. RBX: the frame.
+syscall_ended:
     mov %rbx, %rsp
     jmp return_to_user
 
@@ -320,12 +322,12 @@ shadowed_\name:
     serve_syscall \name, \tracking, \serve
 .endm
 
-.macro other_ways tracking
-    syscall_way syscall_entry_\tracking, \tracking, syscall_from_user
-    jmp syscall_ends
+.macro other_ways tracking, serve=syscall_from_user, ends=syscall_ends, ends_pti=syscall_ends_pti
+    syscall_way syscall_entry_\tracking, \tracking, \serve
+    jmp \ends
 .size syscall_entry_\tracking, . - syscall_entry_\tracking
-    syscall_way_pti syscall_entry_pti_\tracking, \tracking, syscall_from_user
-    jmp syscall_ends_pti
+    syscall_way_pti syscall_entry_pti_\tracking, \tracking, \serve
+    jmp \ends_pti
 .size syscall_entry_pti_\tracking, . - syscall_entry_pti_\tracking
 .endm
 
@@ -371,7 +373,7 @@ kept_\name:
 
     syscall_way syscall_entry, told, syscall_from_user
 syscall_ends:
-    end_syscall syscall_ends_slowly
+    end_syscall
     // RSP: the frame. RAX: the program's.
 sysret:
     release sysret
@@ -396,7 +398,7 @@ sysret_window_end:
 
     syscall_way_pti syscall_entry_pti, told, syscall_from_user
 syscall_ends_pti:
-    end_syscall syscall_ends_slowly
+    end_syscall
 sysret_pti:
     release sysret_pti
     leave_kernel sysret_pti
@@ -424,15 +426,8 @@ sysret_pti_window_end:
     jmp syscall_ends_pti
 .size syscall_entry_pti_cr3, . - syscall_entry_pti_cr3
 
-    // Where calls are instrumented, each goes the long way.
-    syscall_way syscall_entry_instrumented, instrumented, instrumented_syscall_from_user
-    mov %rbx, %rsp
-    jmp return_to_user
-.size syscall_entry_instrumented, . - syscall_entry_instrumented
-    syscall_way_pti syscall_entry_pti_instrumented, instrumented, instrumented_syscall_from_user
-    mov %rbx, %rsp
-    jmp return_to_user
-.size syscall_entry_pti_instrumented, . - syscall_entry_pti_instrumented
+    // Where calls are instrumented, each is ended there.
+    other_ways instrumented, instrumented_syscall_from_user, syscall_ended, syscall_ended
 
 .if {CHECK_SYSRET}
 sysret_would_fault:

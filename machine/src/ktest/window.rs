@@ -153,10 +153,6 @@ fn sysret_window() -> SysretWindow {
     SysretWindow { start: start as u64, verw: verw as u64, sysret: end as u64 - SYSRETQ_BYTES }
 }
 
-fn last_before_sysret() -> u64 {
-    sysret_window().sysret
-}
-
 fn last_before_iret() -> u64 {
     (&raw const iret_to_user) as u64
 }
@@ -191,7 +187,7 @@ pub fn covered() -> (usize, Option<&'static str>) {
         ("an interrupt's first instruction", interrupt),
         ("behind the store to the state word", points()[1]),
         ("the program's stack, before SWAPGS", sysret_window().start),
-        ("the program's stack and GS, before SYSRET", last_before_sysret()),
+        ("the program's stack and GS, before SYSRET", sysret_window().sysret),
         ("behind the store, towards IRET", points()[2]),
         ("the program's GS, before IRET", last_before_iret()),
     ];
@@ -255,7 +251,7 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
         return true;
     };
     // Behind the last instruction the program's own flags decide.
-    if [last_before_sysret(), last_before_iret()].contains(&regs.rip) {
+    if [sysret_window().sysret, last_before_iret()].contains(&regs.rip) {
         regs.rflags &= !flags::TF;
     } else {
         regs.rflags |= flags::TF;

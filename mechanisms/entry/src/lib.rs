@@ -234,16 +234,9 @@ pub fn decide<const LIMIT: u64>(regs: &PtRegs) -> Exit {
     Exit::Sysret
 }
 
-/// Whether SYSRET gives back a frame that SYSCALL left and nobody has changed: [`decide`] for
+/// Flags that keep a frame from SYSRET which SYSCALL left and nobody has changed: [`decide`] for
 /// those. RIP is canonical, since an instruction lies before it; RCX, R11, CS and SS are right, and
-/// no program has rights to ports or runs with interrupts masked. What is left are two flags.
-#[inline(always)]
-#[must_use]
-pub const fn returns_by_sysret(regs: &PtRegs) -> bool {
-    regs.rflags & NEVER_BY_SYSRET == 0
-}
-
-/// The flags that keep such a frame from SYSRET.
+/// no program has rights to ports or runs with interrupts masked.
 pub const NEVER_BY_SYSRET: u64 = flags::TF | flags::RF;
 
 #[cold]
@@ -437,7 +430,7 @@ mod tests {
             for rip in [2, 0x401000, LIMIT - 1] {
                 let regs = PtRegs { rip, rcx: rip, rflags, r11: rflags, ..plain() };
                 let by_sysret = decide::<LIMIT>(&regs) == Exit::Sysret;
-                assert_eq!(returns_by_sysret(&regs), by_sysret, "{regs:x?}");
+                assert_eq!(rflags & NEVER_BY_SYSRET == 0, by_sysret, "{regs:x?}");
                 seen[usize::from(by_sysret)] += 1;
             }
         }
