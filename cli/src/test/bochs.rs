@@ -34,7 +34,7 @@ const NEEDED: [(&str, &str); 8] = [
 ];
 
 /// Longest a boot with its tests may take.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(1500);
 /// How often the serial port's file is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 /// Tests of `guest/tests` that run without a filter: the boundary, where emulators differ.
@@ -71,11 +71,7 @@ const PROGRAM_END: &str = "limen: the program's end: ";
 const PARAMETERS: [&str; 4] = ["pti=on", "pti=off", "pti=on nopcid", "pti=off nopcid"];
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
-    packages::install(&missing())?;
-    let still = missing();
-    if !still.is_empty() {
-        return Err(format!("not installed: {}", still.join(" ")).into());
-    }
+    prepare()?;
     let dir = context.target.join("bochs");
     let mut total = kernel_tests(context, &dir)?;
     let program = guest::build(context)?;
@@ -187,14 +183,32 @@ fn kernel_tests(context: &Context, dir: &Path) -> Result<Summary, Error> {
     };
     let mut total = Summary::default();
     for parameters in &parameters {
-        let image = Image { kernel: &kernel, initramfs: &kernel::archive()?, parameters };
-        let log = boot(dir, &image, |line| kernel::parse_closing(line).is_some())?;
-        let lines: Vec<String> = log.lines().map(|line| line.trim_end().to_owned()).collect();
+        let lines = boot_tests(dir, &kernel, parameters)?;
         let judged = kernel::judge(&lines, "Bochs", context, context.filter.is_empty());
         total.passed += judged.passed;
         total.failed += judged.failed;
     }
     Ok(total)
+}
+
+/// What `kernel` says when it is booted, up to the end of its tests or a panic. Files go to `dir`.
+pub(super) fn boot_tests(
+    dir: &Path,
+    kernel: &Path,
+    parameters: &str,
+) -> Result<Vec<String>, Error> {
+    let image = Image { kernel, initramfs: &kernel::archive()?, parameters };
+    let log = boot(dir, &image, |line| kernel::parse_closing(line).is_some())?;
+    Ok(log.lines().map(|line| line.trim_end().to_owned()).collect())
+}
+
+/// Installs what a boot needs.
+pub(super) fn prepare() -> Result<(), Error> {
+    packages::install(&missing())?;
+    match &missing()[..] {
+        [] => Ok(()),
+        still => Err(format!("not installed: {}", still.join(" ")).into()),
+    }
 }
 
 /// A program with its words as the first one of an initramfs.

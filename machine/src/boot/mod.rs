@@ -179,6 +179,7 @@ fn check_returns() {
         cpu::shadow_stack::begin();
         shadow_stack::verify(&prepared);
     }
+    descriptors::choose_syscall_entry();
 }
 
 fn segments() -> [Segment; 4] {

@@ -125,6 +125,10 @@ unsafe extern "C" {
     pub(crate) static syscall_entry_pending: u8;
     static syscall_entry_always: u8;
     static syscall_entry_instrumented: u8;
+    static syscall_entry_shadow_told: u8;
+    pub(crate) static syscall_entry_shadow_pending: u8;
+    static syscall_entry_shadow_always: u8;
+    static syscall_entry_shadow_instrumented: u8;
     static syscall_entry_pti: u8;
     pub(crate) static syscall_entry_pti_pending: u8;
     static syscall_entry_pti_always: u8;
@@ -298,18 +302,34 @@ pub(crate) fn instrument_calls() {
 /// keep anything.
 pub(crate) fn choose_syscall_entry() {
     pcid::follow_tracking();
-    let entry = match (has_pti(), word::tracking_here()) {
-        (false, _) if INSTRUMENTED.load(Ordering::SeqCst) => &raw const syscall_entry_instrumented,
-        (true, _) if INSTRUMENTED.load(Ordering::SeqCst) => {
-            &raw const syscall_entry_pti_instrumented
-        }
-        (false, tracking::PENDING) => &raw const syscall_entry_pending,
-        (false, tracking::ALWAYS) => &raw const syscall_entry_always,
-        (false, _) => &raw const syscall_entry,
-        (true, tracking::PENDING) => &raw const syscall_entry_pti_pending,
-        (true, tracking::ALWAYS) => &raw const syscall_entry_pti_always,
-        (true, tracking::CR3) => &raw const syscall_entry_pti_cr3,
-        (true, _) => &raw const syscall_entry_pti,
+    let [plain, pending, always, instrumented] = if has_pti() {
+        [
+            &raw const syscall_entry_pti,
+            &raw const syscall_entry_pti_pending,
+            &raw const syscall_entry_pti_always,
+            &raw const syscall_entry_pti_instrumented,
+        ]
+    } else if cpu::shadow_stack::is_on() {
+        [
+            &raw const syscall_entry_shadow_told,
+            &raw const syscall_entry_shadow_pending,
+            &raw const syscall_entry_shadow_always,
+            &raw const syscall_entry_shadow_instrumented,
+        ]
+    } else {
+        [
+            &raw const syscall_entry,
+            &raw const syscall_entry_pending,
+            &raw const syscall_entry_always,
+            &raw const syscall_entry_instrumented,
+        ]
+    };
+    let entry = match word::tracking_here() {
+        _ if INSTRUMENTED.load(Ordering::SeqCst) => instrumented,
+        tracking::PENDING => pending,
+        tracking::ALWAYS => always,
+        tracking::CR3 if has_pti() => &raw const syscall_entry_pti_cr3,
+        _ => plain,
     };
     let entry = landing(entry as u64);
     // CSTAR is unreachable: without a 32-bit code segment there is no compatibility mode.

@@ -289,7 +289,7 @@ syscall_ended:
 
 // One entry for each way of tracking, so that none pays for the others: `descriptors` chooses. The
 // way out lies behind the first; the others jump there.
-.macro syscall_way name, tracking, serve
+.macro syscall_way name, tracking, serve, has_shadow_stack=0
 .globl \name
 .type \name, @function
     lands_here 64
@@ -297,9 +297,11 @@ syscall_ended:
     swapgs
     mov %rsp, %gs:{USER_RSP}
     mov %gs:{KERNEL_STACK_TOP}, %rsp
-    // SYSCALL has left the kernel without a shadow stack: before the first call.
-    if_key {SHADOW_STACK}, shadow_\name
-shadowed_\name:
+    .if \has_shadow_stack
+    // SYSCALL has left the kernel without one. The running thread's, as the CPU takes it for an
+    // interrupt of a program.
+    setssbsy
+    .endif
     serve_syscall \name, \tracking, \serve
 .endm
 
@@ -371,14 +373,23 @@ verw_\name:
 kept_\name:
 .endm
 
+// The shadow stack is given back, with no address of the kernel's on it: SSP names its token. No
+// call follows. Clobbers RBX and RCX. The flag by which CLRSSBSY tells of a wrong token is not
+// asked: Bochs 2.7 sets it for a right one.
+.macro leave_shadow_stack
+    rdsspq %rbx
+    lea {BUSY}(%rbx), %rcx
+    cmp %rcx, (%rbx)
+    jne shadow_stack_in_use
+    clrssbsy (%rbx)
+.endm
+
     syscall_way syscall_entry, told, syscall_from_user
 syscall_ends:
     end_syscall
     // RSP: the frame. RAX: the program's.
 sysret:
     release sysret
-    if_key {SHADOW_STACK}, unshadow_sysret
-unshadowed_sysret:
     leave_kernel sysret
     pop_registers rax=0
     // Stack: orig_rax, rip, cs, rflags, rsp, ss. RCX = rip, R11 = rflags, as SYSCALL left them or
@@ -429,40 +440,44 @@ sysret_pti_window_end:
     // Where calls are instrumented, each is ended there.
     other_ways instrumented, instrumented_syscall_from_user, syscall_ended, syscall_ended
 
+// Where the kernel's returns are checked. Page-table isolation is off there.
+.macro shadow_way tracking, serve=masking_syscall_from_user, ends=shadowed_syscall_ends
+    syscall_way syscall_entry_shadow_\tracking, \tracking, \serve, has_shadow_stack=1
+    jmp \ends
+.size syscall_entry_shadow_\tracking, . - syscall_entry_shadow_\tracking
+.endm
+    shadow_way told
+    shadow_way pending
+    shadow_way always
+    shadow_way instrumented, instrumented_syscall_from_user, syscall_ended
+
+// Interrupts are masked before the last address leaves the shadow stack. Where one came behind
+// that, its IRET would find the stack's token above the frame that it takes, and free it as an
+// interrupt stack's (SDM 2A, IRET).
+.type masking_syscall_from_user, @function
+masking_syscall_from_user:
+    sub $8, %rsp
+    call syscall_from_user
+    add $8, %rsp
+    cli
+    jmp __x86_return_thunk
+    int3
+.size masking_syscall_from_user, . - masking_syscall_from_user
+
+shadowed_syscall_ends:
+    end_syscall
+unshadow_sysret:
+    leave_shadow_stack
+    jmp sysret
+shadow_stack_in_use:
+    ud2
+
 .if {CHECK_SYSRET}
 sysret_would_fault:
     ud2
 register_is_left:
     ud2
 .endif
-
-// The shadow stack of the running thread, as the CPU takes it for an interrupt of a program. RSP
-// and GS: the kernel's.
-.macro shadow_out_of_line name
-shadow_\name:
-    setssbsy
-    jmp shadowed_\name
-.endm
-    shadow_out_of_line syscall_entry
-    shadow_out_of_line syscall_entry_pending
-    shadow_out_of_line syscall_entry_always
-    shadow_out_of_line syscall_entry_instrumented
-
-// It is given back, with no address of the kernel's on it: SSP names its token. No call follows.
-// Clobbers RBX and RCX. The flag by which CLRSSBSY tells of a wrong token is not asked: Bochs 2.7
-// sets it for a right one.
-.macro leave_shadow_stack
-    rdsspq %rbx
-    lea {BUSY}(%rbx), %rcx
-    cmp %rcx, (%rbx)
-    jne shadow_stack_in_use
-    clrssbsy (%rbx)
-.endm
-unshadow_sysret:
-    leave_shadow_stack
-    jmp unshadowed_sysret
-shadow_stack_in_use:
-    ud2
 
     release_out_of_line sysret
     release_out_of_line sysret_pti
@@ -541,6 +556,10 @@ guard_bhb_long_\name:
     guard_syscall_out_of_line syscall_entry_pti_cr3
     guard_syscall_out_of_line syscall_entry_instrumented
     guard_syscall_out_of_line syscall_entry_pti_instrumented
+    guard_syscall_out_of_line syscall_entry_shadow_told
+    guard_syscall_out_of_line syscall_entry_shadow_pending
+    guard_syscall_out_of_line syscall_entry_shadow_always
+    guard_syscall_out_of_line syscall_entry_shadow_instrumented
     guard_out_of_line vector
 
 // A paranoid entry may have hit a place where the program's value is in `SPEC_CTRL` already: what
@@ -573,6 +592,7 @@ return_to_user:
     jz 1f
     cmpq $0, %gs:{PTI}
     jne sysret_pti
+    if_key {SHADOW_STACK}, unshadow_sysret
     jmp sysret
 1:  cmpq $0, %gs:{PTI}
     jne iret_pti

@@ -20,9 +20,10 @@ use entry::{PtRegs, flags, selector};
 
 use crate::context_tracking::{ipi, tlb, word};
 use crate::cpu::percpu::{self, cpu_id, tracking};
-use crate::cpu::{self, Cr3, vmap_base};
+use crate::cpu::{self, Cr3, shadow_stack, vmap_base};
 use crate::entry::descriptors::{
     self, syscall_entry_pending, syscall_entry_pti_cr3, syscall_entry_pti_pending,
+    syscall_entry_shadow_pending,
 };
 use crate::memory;
 use crate::memory::frame::{Frame, PAGE_SIZE};
@@ -329,6 +330,7 @@ unsafe extern "C" {
     static ktest_lending: u8;
     static ktest_lending_end: u8;
     static context_entering_syscall_entry_pending: u8;
+    static context_entering_syscall_entry_shadow_pending: u8;
     static context_entering_syscall_entry_pti_pending: u8;
     static context_said_syscall_entry_pti_cr3: u8;
     static context_left_sysret: u8;
@@ -342,6 +344,12 @@ unsafe extern "C" {
 /// program's stack.
 fn set_points() {
     let points = match (memory::has_pti(), word::catches_up_by_cr3()) {
+        (false, _) if shadow_stack::is_on() => [
+            &raw const syscall_entry_shadow_pending,
+            &raw const context_entering_syscall_entry_shadow_pending,
+            &raw const context_left_sysret,
+            &raw const sysret_window_start,
+        ],
         (false, _) => [
             &raw const syscall_entry_pending,
             &raw const context_entering_syscall_entry_pending,

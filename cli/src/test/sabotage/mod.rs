@@ -22,7 +22,7 @@ use serde::Deserialize;
 
 use self::copy::Copy;
 use super::watch::Running;
-use super::{Context, Summary, audit, kernel};
+use super::{Context, Summary, audit, bochs, kernel};
 use crate::{Error, image, toolchain};
 
 const ROWS: &str = include_str!("rows.toml");
@@ -60,6 +60,8 @@ enum Catcher {
     Host { host: String, target: Option<String>, test: String },
     /// A test in the kernel; with the facts of a CPU that nobody here has, by its name.
     Kernel { kernel: String, smp: Option<u8>, cpu: Option<String>, append: Option<String> },
+    /// The same on Bochs, which has what QEMU's emulation lacks.
+    Bochs { bochs: String },
     /// Two boots, of which this test says the same.
     Boots { boots: String },
     /// The boot does not get as far as its tests, and says this.
@@ -215,6 +217,11 @@ impl Bench<'_> {
                 let append = append.as_deref().unwrap_or_default();
                 let append = format!("ktest={kernel} {facts} {append}");
                 judge_kernel(&kernel::boot(built.to_owned(), smp.unwrap_or(1), append)?, kernel)
+            }
+            Catcher::Bochs { bochs } => {
+                bochs::prepare()?;
+                let dir = self.target.join("bochs");
+                judge_kernel(&bochs::boot_tests(&dir, built, &format!("ktest={bochs}"))?, bochs)
             }
             Catcher::Panic { panic, append } => {
                 let append = append.as_deref().unwrap_or_default();
