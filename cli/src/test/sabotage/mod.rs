@@ -221,7 +221,8 @@ impl Bench<'_> {
             Catcher::Bochs { bochs } => {
                 bochs::prepare()?;
                 let dir = self.target.join("bochs");
-                judge_kernel(&bochs::boot_tests(&dir, built, &format!("ktest={bochs}"))?, bochs)
+                let parameters = format!("ktest={bochs}");
+                judge_kernel(&bochs::boot_tests(self.context, &dir, built, &parameters)?, bochs)
             }
             Catcher::Panic { panic, append } => {
                 let append = append.as_deref().unwrap_or_default();
