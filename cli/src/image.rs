@@ -30,10 +30,18 @@ pub(crate) const CARGO_FLAGS: [&str; 5] = [
     "-Zbuild-std-features=compiler-builtins-mem",
 ];
 
-/// Makes cargo leave out the optimisation across a crate's parts, which is half of a kernel's
-/// build: for kernels that are built often, run once, and not measured.
+/// For kernels that are built often, run once, and not measured.
 pub(crate) fn build_quickly(cargo: &mut Command) {
-    cargo.env("CARGO_PROFILE_RELEASE_LTO", "off").args(["--features", "large-tables"]);
+    build_in_parts(cargo).args(["--features", "large-tables"]);
+}
+
+/// Makes cargo leave out the optimisation over all crates, which the profile of the kernel asks for,
+/// and build again only what has changed.
+pub(crate) fn build_in_parts(cargo: &mut Command) -> &mut Command {
+    for (setting, value) in [("LTO", "false"), ("CODEGEN_UNITS", "16"), ("INCREMENTAL", "true")] {
+        cargo.env(format!("CARGO_PROFILE_RELEASE_{setting}"), value);
+    }
+    cargo
 }
 
 /// A kernel that is not the one that ships.

@@ -33,7 +33,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::args::{Bench, BenchArgs};
 use crate::progress::Progress;
-use crate::{Error, linux, paths, toolchain};
+use crate::{Error, image, linux, paths, toolchain};
 
 /// The target of programs that run in a VM or on the host.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -73,7 +73,7 @@ fn linux_beside(args: &BenchArgs) -> Option<linux::Linux> {
 pub(crate) fn build(package: &str) -> Result<PathBuf, Error> {
     let _slow = Progress::of(format!("building {package}"));
     let target = paths::target_dir()?.join("guest-bench");
-    let status = toolchain::cargo(&paths::repository()?)?
+    let status = image::build_in_parts(&mut toolchain::cargo(&paths::repository()?)?)
         .env("RUSTFLAGS", "-Ctarget-feature=+crt-static -Cstrip=symbols")
         .args(["build", "--release", "--quiet", "--package", package])
         .args(["--target", TARGET, "--target-dir"])

@@ -13,7 +13,7 @@ use super::plan::Plan;
 use super::run;
 use crate::args::RunArgs;
 use crate::failure::{Doing, Failure};
-use crate::{Error, paths, toolchain};
+use crate::{Error, image, paths, toolchain};
 
 const PACKAGE: &str = "limen-vmm";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -78,7 +78,7 @@ pub(crate) fn vmm() -> Result<PathBuf, Error> {
 /// Builds it as one static program.
 fn build(repository: &Path, target: &Path) -> Result<PathBuf, Error> {
     let mut cargo: Command = toolchain::cargo(repository)?;
-    let status = cargo
+    let status = image::build_in_parts(&mut cargo)
         .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
         .args(["build", "--release", "--quiet", "--package", PACKAGE])
         .args(["--target", TARGET, "--target-dir"])

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Context, Summary, watch};
-use crate::{Error, children};
+use crate::{Error, children, image};
 
 /// Emulation is up to fifty times slower than the host.
 const VM_TIMEOUT_S: u32 = 1500;
@@ -122,8 +122,7 @@ pub(super) fn build(context: &Context) -> Result<PathBuf, Error> {
 /// Builds a package of the guest's as one static program of the same name.
 pub(super) fn build_package(context: &Context, package: &str) -> Result<PathBuf, Error> {
     let target = context.target.join("guest");
-    let status = context
-        .cargo()?
+    let status = image::build_in_parts(&mut context.cargo()?)
         .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
         .args(["build", "--release", "--quiet", "--package", package])
         .args(["--target", TARGET, "--target-dir"])
