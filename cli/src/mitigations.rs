@@ -91,6 +91,9 @@ fn table(out: &mut String, title: &str, facts: &Facts, line: &str) -> Result<(),
     writeln!(out, "Added to an interrupt:      {}", plan.interrupt())?;
     writeln!(out, "Added to a switch, at most: {}", plan.switch())?;
     writeln!(out, "Added to each return:       {}", plan.one_return())?;
+    if plan.returns == mitigations::plan::Returns::Counted {
+        writeln!(out, "Added to each call:         {}", plan.one_call())?;
+    }
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use crate::allow::{self, Allow};
 use crate::elf::{Image, Reloc};
 use crate::report::{Evidence, Finding, FindingKind, Report};
 use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
-use crate::{entry_text, finish, landing, relocs, returns, static_calls, untrained};
+use crate::{call_depth, entry_text, finish, landing, relocs, returns, static_calls, untrained};
 
 /// Name of the compiler's table.
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
@@ -109,6 +109,7 @@ pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error
     audit.entry_text();
     audit.untrained();
     audit.landing(data);
+    audit.call_depth(data);
     audit.moves();
     audit.find_functions(options.strict_hashes);
     audit.branches();
@@ -300,6 +301,14 @@ impl Audit<'_> {
         }
     }
 
+    fn call_depth(&mut self, data: &[u8]) {
+        let ranges = finish::entry_text(&self.image);
+        match call_depth::prove(data, &self.image, &self.scan, &ranges) {
+            Ok(proved) => self.report.call_depth = proved,
+            Err((at, what)) => self.note(FindingKind::Return, at, what),
+        }
+    }
+
     fn landing(&mut self, data: &[u8]) {
         match landing::prove(data, &self.image) {
             Ok(proved) => self.report.landing = proved,
@@ -349,14 +358,17 @@ impl Audit<'_> {
     fn find_functions(&mut self, strict: bool) {
         let disp = self.report.hash_displacement.unwrap_or(preamble::Prefix::Nops11.disp());
         let taken = self.taken_addresses();
+        let is_of_compiler = |name: &str| name.starts_with(PREAMBLE);
+        let preambles = self.image.symbols.iter().filter(|symbol| is_of_compiler(&symbol.name));
+        let preambles: BTreeSet<u64> = preambles.map(|symbol| symbol.address).collect();
         for symbol in &self.image.symbols {
             let is_text = self.image.piece_at(symbol.address).is_some_and(|p| p.executable);
-            let named = symbol.name.starts_with("__cfi_") || symbol.name.starts_with("__pfx_");
-            if !symbol.function || named || !is_text {
+            let is_prefix = is_of_compiler(&symbol.name) || symbol.name.starts_with("__pfx_");
+            if !symbol.function || is_prefix || !is_text {
                 continue;
             }
             let taken = taken.as_ref().map(|taken| taken.contains(&symbol.address));
-            match preamble_of(&self.image, symbol.address, disp) {
+            match preamble_of(&self.image, symbol.address, disp, &preambles) {
                 Some(hash) => {
                     self.functions.insert(symbol.address, Function { hash, taken });
                 }
@@ -470,12 +482,27 @@ fn traps<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
     bounded.or_else(section)
 }
 
+/// What the compiler calls a function's preamble, before the function's name.
+const PREAMBLE: &str = "__cfi_";
+
 /// The hash before a function. Between it and the function stand only the NOPs that the compiler
-/// left for patching: `b8 imm32` alone may be the end of other code, such as `mov $1, %eax` before
-/// a label of assembly, and rewriting that would change what the code does.
-fn preamble_of(image: &Image<'_>, function: u64, disp: i8) -> Option<u32> {
+/// left for patching. In front of a label of assembly `b8 imm32` may be other code, whole or the end
+/// of a branch's displacement, and rewriting that would change what the code does: where the image
+/// names its `preambles`, only those are.
+fn preamble_of(
+    image: &Image<'_>,
+    function: u64,
+    disp: i8,
+    preambles: &BTreeSet<u64>,
+) -> Option<u32> {
     const NOP: u8 = 0x90;
+    const ALIGNED: u64 = 16;
     let start = preamble::address(function, disp);
+    // The name may stand before NOPs that align the function.
+    let is_named = || preambles.range(start.wrapping_sub(ALIGNED)..=start).next().is_some();
+    if !preambles.is_empty() && !is_named() {
+        return None;
+    }
     let mut bytes = [0; 5];
     image.read(start, &mut bytes).ok()?;
     let hash = preamble::decode(function, bytes).ok()?.hash;

@@ -28,7 +28,7 @@ use crate::elf::Image;
 use crate::entry_text::Proved;
 use crate::file_text::FileText;
 use crate::report::{Finding, Report};
-use crate::{relocs, returns, static_calls};
+use crate::{call_depth, relocs, returns, static_calls};
 
 /// The compiler's static branches.
 pub const JUMP_TABLE: &str = "__jump_table";
@@ -102,6 +102,9 @@ pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
     let room = new.get_mut(place.clone()).ok_or(Error::NoSection)?;
     let used = plan.contents(options.form).write(room).map_err(Error::Table)?;
     write_relocs(&audit.image, &mut new)?;
+    let not = plan.calls.iter().map(|call| call.site).collect();
+    let counted = call_depth::sites(&audit.image, &audit.scan, &not);
+    call_depth::fill(&audit.image, &counted, &mut new).map_err(Error::Table)?;
 
     let report = examine(&new, &options.audit)?.report;
     refuse(report.violations().next())?;

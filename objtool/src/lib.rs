@@ -3,6 +3,7 @@
 
 pub mod allow;
 pub mod audit;
+pub mod call_depth;
 pub mod elf;
 pub mod entry_text;
 pub mod file_text;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::call_depth::CallDepth;
 use crate::entry_text::Proved;
 use crate::landing::Landing;
 use crate::relocs;
@@ -170,6 +171,8 @@ pub struct Report {
     pub returns: Option<Returns>,
     /// What was proved of entry text; `None` if the image has none of this kernel.
     pub entry_text: Option<Proved>,
+    /// What was proved of calls that can be counted; `None` if the image has no list of them.
+    pub call_depth: Option<CallDepth>,
     /// What was proved of ways in where returns are untrained; `None` if nothing untrains.
     pub untrained: Option<Untrained>,
     /// What was proved of landing pads; `None` if the image was not built for them.
@@ -286,6 +289,13 @@ impl Report {
                 "untrained before {:>8}  (a return: {} calls, {} vectors, {} paranoid, {} behind \
                  guests)",
                 u.instructions, u.calls, u.vectors, u.paranoid, u.guests
+            )?;
+        }
+        if let Some(c) = &self.call_depth {
+            writeln!(
+                f,
+                "counted calls    {:>8}  (of {} functions; {} more are not counted)",
+                c.calls, c.functions, c.uncounted
             )?;
         }
         if let Some(l) = &self.landing {

@@ -50,11 +50,22 @@ struct PlainReturn {
     why: &'static str,
 }
 
-const PLAIN_RETURNS: [PlainReturn; 6] = [
+const PLAIN_RETURNS: [PlainReturn; 9] = [
     PlainReturn { symbol: THUNK, upper_half: true, why: "the thunk itself" },
     PlainReturn { symbol: "untrain_overlaid_thunk", upper_half: false, why: "as the thunk" },
     PlainReturn { symbol: "untrain_safe_return", upper_half: false, why: "as the thunk" },
     PlainReturn { symbol: "untrain_alias_return", upper_half: false, why: "as the thunk" },
+    PlainReturn { symbol: "call_depth_return_thunk", upper_half: false, why: "as the thunk" },
+    PlainReturn {
+        symbol: "call_depth_indirect_jump",
+        upper_half: false,
+        why: "a retpoline's, where calls are counted: predicted by the call before it",
+    },
+    PlainReturn {
+        symbol: "return_uncounted",
+        upper_half: false,
+        why: "gives flags back, which counting would change; predicted by the call before it",
+    },
     PlainReturn {
         symbol: "clear_bhb_*",
         upper_half: true,

@@ -21,11 +21,14 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKi
 use serde::Serialize;
 use text_patching::untrain::{self, Places};
 
+use crate::call_depth;
 use crate::elf::Image;
 use crate::entry_text::{Broken, NO_ENTRY, STUB_BYTES, STUBS, VECTORS, choices};
 
 /// The sequences, each with the thunk or the return behind it.
 const SEQUENCES: [&str; 3] = ["untrain_overlaid", "untrain_safe", "untrain_alias"];
+/// Where calls begin to be counted, which is as good: the thunk of returns takes away, and fills.
+const COUNTING: &str = call_depth::BEGIN;
 /// Where a way in begins, by the beginning of its name; behind exits of guests by its name.
 const ENTRIES: [&str; 2] = ["syscall_entry", "paranoid_"];
 const BEHIND_GUESTS: [&str; 2] = ["vmrun_next", "context_left_vmx_exit"];
@@ -60,8 +63,9 @@ pub fn prove(image: &Image<'_>, entry_text: &[Range<u64>]) -> Result<Option<Untr
     let mut walk = Walk {
         image,
         choices: choices(image),
-        ends: [Some(overlaid), Some(safe), Some(alias), image.symbol(NO_ENTRY)]
+        ends: [Some(overlaid), Some(safe), Some(alias)]
             .into_iter()
+            .chain([NO_ENTRY, COUNTING].map(|name| image.symbol(name)))
             .flatten()
             .collect(),
         seen: BTreeSet::new(),

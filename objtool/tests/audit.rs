@@ -23,6 +23,15 @@ fn three_prefix_modes_agree_with_the_source() {
 }
 
 #[test]
+fn what_the_compiler_does_not_call_a_preamble_is_none() {
+    let mut image = CALLS[1].1.to_vec();
+    let name = image.windows(6).position(|bytes| bytes == b"__cfi_").unwrap();
+    image[name] = b'a';
+    let report = audit(&image, &Options::default()).unwrap();
+    assert_eq!(report.counts.preambles, 6, "{report}");
+}
+
+#[test]
 fn core_fmt_is_checked_everywhere() {
     let report = audit(FMT, &Options::default()).unwrap();
     assert!(report.is_clean(), "{report}");

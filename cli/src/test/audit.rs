@@ -62,6 +62,9 @@ fn missed(report: &objtool::Report) -> Option<String> {
     if report.returns.is_none_or(|returns| returns.by_relocation == 0) {
         return Some("returns: none was looked at".into());
     }
+    if report.call_depth.is_none_or(|counted| counted.calls == 0) {
+        return Some("calls that can be counted: none was looked at".into());
+    }
     let untrained = report.untrained.map(|walked| Untrained { instructions: 0, ..walked });
     if untrained != Some(INTO) {
         return Some(format!("untrained: not all ways in are walked: {untrained:?}"));

@@ -60,10 +60,12 @@ const PARAMETERS: [(&str, &str, &[&str]); 13] = [
 
 /// CPUs that nobody here has, by name (`limen mitigations --list`), and parameters: with their
 /// facts every path runs in emulation, and stepping through the boundary sees which sequence ran.
-const CPUS: [(&str, &str); 8] = [
+const CPUS: [(&str, &str); 10] = [
     ("icelake-sp", ""),
     ("sapphirerapids", "spectre_v2=eibrs,lfence"),
     ("skylake", ""),
+    ("skylake-sp", "spectre_v2=retpoline retbleed=stuff pti=on"),
+    ("rocketlake", "spectre_v2=eibrs,retpoline indirect_target_selection=stuff"),
     ("alderlake-e-core", "spectre_v2_user=on"),
     ("zen1", "retbleed=unret spec_rstack_overflow=off pti=on"),
     ("zen2", "spectre_v2_user=seccomp spec_store_bypass_disable=on"),

@@ -129,6 +129,9 @@ boot_long_mode:
 // Start of another CPU: real mode, CS:IP = page:0 by SIPI. `smp::start` copies this code to a page
 // below 1 MiB and patches nothing: what the CPU needs lies in the mailbox at the end of the page.
 .code16
+// Aligned, so that offsets in it are the same whatever comes before it: objtool reads 16-bit code
+// as 64-bit code, where some of them would be returns.
+.balign 16
 .globl ap_trampoline_start
 ap_trampoline_start:
     cli
@@ -174,6 +177,12 @@ ap_long_mode:
     mov %eax, %ss
     mov %eax, %fs
     mov %eax, %gs
+    // The kernel's GS, before the first call: each of them may count (text/call_depth.rs).
+    mov ap_mailbox_gs - ap_trampoline_start(%rbx), %rax
+    mov %rax, %rdx
+    shr $32, %rdx
+    mov $0xc0000101, %ecx
+    wrmsr
     mov ap_mailbox_stack - ap_trampoline_start(%rbx), %rsp
     mov ap_mailbox_cpu - ap_trampoline_start(%rbx), %rdi
     mov ap_mailbox_entry - ap_trampoline_start(%rbx), %rax
@@ -210,6 +219,8 @@ ap_mailbox_cr3:   .quad 0
 ap_mailbox_stack: .quad 0
 .globl ap_mailbox_cpu
 ap_mailbox_cpu:   .quad 0
+.globl ap_mailbox_gs
+ap_mailbox_gs:    .quad 0
 .globl ap_mailbox_entry
 ap_mailbox_entry: .quad 0
     .skip 64

@@ -27,6 +27,7 @@ unsafe extern "C" {
     static ap_mailbox_cr3: u8;
     static ap_mailbox_stack: u8;
     static ap_mailbox_cpu: u8;
+    static ap_mailbox_gs: u8;
     static ap_mailbox_entry: u8;
 }
 
@@ -128,5 +129,6 @@ fn fill_trampoline(root: u64, stack: u64, cpu: usize) {
     put64(&raw const ap_mailbox_cr3, root);
     put64(&raw const ap_mailbox_stack, stack);
     put64(&raw const ap_mailbox_cpu, cpu as u64);
+    put64(&raw const ap_mailbox_gs, core::ptr::from_ref(percpu::of(cpu)) as u64);
     put64(&raw const ap_mailbox_entry, boot::boot_other_cpu as *const () as u64);
 }

@@ -108,6 +108,8 @@ pub(crate) struct CpuLocal {
     pub(crate) spec_ctrl_user: Cell<u64>,
     /// What entry code writes to `PRED_CMD`.
     pub(crate) pred_cmd: Cell<u64>,
+    /// Calls without their returns, where they are counted (`text::call_depth`).
+    pub(crate) call_depth: Cell<u64>,
     /// Whose branches this CPU's predictors know, see `mitigations`.
     pub(crate) predictor_owner: Cell<u64>,
     /// Speculative store bypass is off, by a register of its own.
@@ -159,6 +161,7 @@ impl CpuLocal {
             spec_ctrl: Cell::new(0),
             spec_ctrl_user: Cell::new(0),
             pred_cmd: Cell::new(0),
+            call_depth: Cell::new(0),
             predictor_owner: Cell::new(0),
             ssbd: Cell::new(false),
             stack_secret: Cell::new(0),

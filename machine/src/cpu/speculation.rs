@@ -9,6 +9,7 @@ use core::arch::{asm, global_asm};
 use mitigations::bhi::BhbLoop;
 
 use crate::cpu::USER_END;
+use crate::cpu::percpu::CpuLocal;
 
 // clear_bhb_NAME_unfenced() fills the branch history with branches of its own: `outer` calls, each
 // inside the one before, and in each `inner` jumps forward, and back to all but the first of them.
@@ -77,6 +78,8 @@ global_asm!(
     .type fill_return_stack, @function
     fill_return_stack:
         fill_the_return_stack
+        // As many calls as can be counted, where they are.
+        movq $-1, %gs:{CALL_DEPTH}
         jmp __x86_return_thunk
         int3
     .size fill_return_stack, . - fill_return_stack
@@ -89,6 +92,7 @@ global_asm!(
     SHORT_INNER = const BhbLoop::SHORT.inner,
     LONG_OUTER = const BhbLoop::LONG.outer,
     LONG_INNER = const BhbLoop::LONG.inner,
+    CALL_DEPTH = const core::mem::offset_of!(CpuLocal, call_depth),
     options(att_syntax)
 );
 

@@ -76,6 +76,8 @@ pub mod id {
     pub const SAFE_RETURNS: u32 = 28;
     /// See `shadow_stack`.
     pub const SHADOW_STACK: u32 = 29;
+    /// See `text::call_depth`.
+    pub const COUNT_CALLS: u32 = 30;
     /// A key of the in-kernel tests.
     pub const KTEST: u32 = 2;
     /// A key of the in-kernel tests with a site of the other kind.

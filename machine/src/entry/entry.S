@@ -504,12 +504,20 @@ guarded_ibrs:
     jmp __x86_return_thunk
     int3
 // Takes from the predictor what others have left for the kernel's one return, and returns by it
-// (machine/src/text/untrain.rs). Called behind guests, too. Clobbers RAX.
+// (machine/src/text/untrain.rs); or begins to count calls. Called behind guests, too. Clobbers RAX.
 .globl guard_untrain
 guard_untrain:
     if_key {UNTRAIN_SAFE}, untrain_safe
     if_key {UNTRAIN_ALIAS}, untrain_alias
+    if_key {COUNT_CALLS}, call_depth_begin
     jmp untrain_overlaid
+    int3
+// One call has no return yet: that of this guard.
+.globl call_depth_begin
+call_depth_begin:
+    movq $-1, %gs:{CALL_DEPTH}
+    shlq ${ONE_CALL}, %gs:{CALL_DEPTH}
+    jmp __x86_return_thunk
     int3
 .globl guard_ibpb
 guard_ibpb:
@@ -785,11 +793,27 @@ returning_on_shadow_stack:
     mov %rdx, -16(%rax)
     sub $16, %rax
     mov %rax, {ORIG_RAX}(%rsp)
+    if_key {COUNT_CALLS}, return_uncounted
     pop_registers
     mov (%rsp), %rsp
     popfq
     jmp __x86_return_thunk
     int3
+// Where calls are counted, which would change the flags: what this return is predicted by is an
+// entry that leads to a trap. The rest of the return stack is as good as empty.
+.globl return_uncounted
+.type return_uncounted, @function
+return_uncounted:
+    movq $0, %gs:{CALL_DEPTH}
+    call 1f
+    int3
+1:  add $8, %rsp
+    pop_registers
+    mov (%rsp), %rsp
+    popfq
+    ret
+    int3
+.size return_uncounted, . - return_uncounted
 
 // The shadow stack has SSP, LIP and CS of what was interrupted, and IRET compares. Where the
 // handler has changed what it returns to, the second is changed, too. Below it a word is kept for

@@ -11,6 +11,8 @@ use core::sync::atomic::Ordering;
 use context_tracking::state;
 use entry::{Exit, IretReason, Origin, PtRegs, decide, flags, selector};
 
+use text_patching::call_depth;
+
 use crate::context_tracking::ipi::{self, InterruptKind};
 use crate::context_tracking::word::ALWAYS_PENDING;
 use crate::cpu::percpu::{
@@ -97,6 +99,9 @@ global_asm!(
     UNTRAIN = const at_boot(static_branch::id::UNTRAIN),
     UNTRAIN_SAFE = const at_boot(static_branch::id::UNTRAIN_SAFE),
     UNTRAIN_ALIAS = const at_boot(static_branch::id::UNTRAIN_ALIAS),
+    COUNT_CALLS = const at_boot(static_branch::id::COUNT_CALLS),
+    CALL_DEPTH = const crate::text::call_depth::COUNTER,
+    ONE_CALL = const call_depth::called(call_depth::NONE).trailing_zeros(),
     SHADOW_STACK = const at_boot(static_branch::id::SHADOW_STACK),
     BUSY = const crate::cpu::shadow_stack::BUSY,
     NO_STACK_OFFSET = const at_boot(static_branch::id::NO_STACK_OFFSET),

@@ -11,8 +11,8 @@ use mitigations::bhi::BhbLoop;
 use mitigations::by_program::flag;
 use mitigations::plan::{Branches, Flush, Returns};
 use mitigations::spectre_v2_user::For;
-use text_patching::Text;
 use text_patching::return_site::Return;
+use text_patching::{Text, call_depth};
 
 use super::Test;
 use crate::cpu::percpu::{self, cpu_id};
@@ -22,6 +22,7 @@ use crate::cpu::{self, MAX_CPUS};
 use crate::ensure;
 use crate::memory::USER_END;
 use crate::mitigations::{self as machine_mitigations, behind_guests, plan};
+use crate::text::call_depth::COUNTER;
 use crate::text::text_poke::LiveText;
 use crate::text::untrain;
 
@@ -29,6 +30,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "mitigations::loops_are_as_long_as_histories", run: loops },
     Test { name: "mitigations::masks_leave_nothing_outside", run: masks },
     Test { name: "mitigations::returns_and_branches_are_made_where_it_was_chosen", run: places },
+    Test { name: "mitigations::calls_and_returns_count", run: counted },
     Test { name: "mitigations::an_interrupted_return_is_finished", run: finished },
     Test { name: "mitigations::text_is_as_it_was_chosen", run: text },
     Test { name: "mitigations::a_guest_is_followed_by_one_flush", run: flush },
@@ -58,6 +60,9 @@ static RETURNS: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
 static IN_SAFE: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 /// Branches to r11, and those of them in the lower half of a line.
 static BRANCHES: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
+/// Calls that have counted, and returns that have taken away.
+static COUNTED: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 
 /// Adds to each counter whose condition is true.
 fn count(counters: &[AtomicU32], conditions: &[bool]) {
@@ -96,6 +101,8 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
         count(&BRANCHES, &[true, is_low(regs.rip)]);
     }
     let is_thunk = machine_mitigations::returns() == Return::Thunk(regs.rip);
+    let is_count = opcode[..5] == call_depth::count(0)[..5];
+    count(&COUNTED, &[is_count, is_thunk && plan().returns == Returns::Counted]);
     if untrain::is_safe_return(regs.rip) {
         let is_first = untrain::safe_returns().contains(&regs.rip);
         count(&IN_SAFE, &[is_first, !is_first]);
@@ -131,7 +138,9 @@ macro_rules! stepped {
     ($name:literal) => {{
         let _irq = IrqGuard::new();
         let counters = [&TAKEN, &DEPTH, &DEEPEST, &INSTRUCTIONS, &LOW_RETURNS];
-        for counter in counters.into_iter().chain(&RETURNS).chain(&BRANCHES).chain(&IN_SAFE) {
+        for counter in
+            counters.into_iter().chain(&RETURNS).chain(&BRANCHES).chain(&IN_SAFE).chain(&COUNTED)
+        {
             counter.store(0, Ordering::SeqCst);
         }
         COUNTING[cpu_id()].store(true, Ordering::SeqCst);
@@ -181,10 +190,17 @@ fn places() -> Result<(), String> {
     let plan = plan();
     // A retpoline branches by a return of its own.
     let retpolines = u32::from(plan.branches == Branches::Thunk);
-    let wanted = if plan.returns == Returns::Plain { 0 } else { 3 + retpolines };
+    let is_counted = plan.returns == Returns::Counted;
+    // The thunk that counts does not begin with its return, which may be either of two.
+    let is_elsewhere = plan.returns == Returns::Plain || is_counted;
+    let wanted = if is_elsewhere { 0 } else { 3 + retpolines };
     ensure!(returns == 3 + retpolines, "{returns} returns");
     ensure!(thunked == wanted, "{thunked} returns by the thunk, not {wanted}");
     ensure!(branches == 1 - retpolines, "{branches} indirect branches");
+    let counted = COUNTED.each_ref().map(|n| n.load(Ordering::SeqCst));
+    // The retpoline's own call and return take no part.
+    let wanted_counted = [if is_counted { 3 } else { 0 }; 2];
+    ensure!(counted == wanted_counted, "{counted:?} calls and returns have counted");
     let is_aligned = plan.returns == Returns::Aligned;
     ensure!(!is_aligned || low == 0, "{low} returns in the lower half of a line");
     ensure!(!is_aligned || low_branches == 0, "a branch in the lower half of a line");
@@ -192,6 +208,42 @@ fn places() -> Result<(), String> {
     let in_safe = IN_SAFE.each_ref().map(|n| n.load(Ordering::SeqCst));
     let wanted = if plan.returns.are_safe() { wanted } else { 0 };
     ensure!(in_safe == [wanted, 0], "{in_safe:?} steps in safe returns, not {wanted} and none");
+    Ok(())
+}
+
+/// `more` calls, each inside the one before.
+#[unsafe(no_mangle)]
+extern "C" fn ktest_deep(more: u64) -> u64 {
+    if more == 0 { 0 } else { core::hint::black_box(ktest_deep(more - 1)) + 1 }
+}
+
+/// The counter behind calls and their returns, however deep, is that of the model, which is shown
+/// never to leave a return without an entry of the return stack; or nothing counts.
+fn counted() -> Result<(), String> {
+    let is_counted = plan().returns == Returns::Counted;
+    let _irq = IrqGuard::new();
+    for depth in [1_u32, 2, 11, 12, 13, 14, 30, 60] {
+        let (deepest, left): (u64, u64);
+        // SAFETY: the function clobbers what the C ABI lets it; the counter is this CPU's own.
+        unsafe {
+            asm!(
+                "mov gs:[{counter}], rdx",
+                "call ktest_deep",
+                "mov rcx, gs:[{counter}]",
+                counter = const COUNTER,
+                in("rdx") call_depth::NONE,
+                lateout("rcx") left,
+                in("rdi") u64::from(depth) - 1,
+                lateout("rax") deepest,
+                clobber_abi("C"),
+            );
+        }
+        let behind_calls = (0..depth).fold(call_depth::NONE, |n, _| call_depth::called(n));
+        let modelled = (0..depth).fold(behind_calls, |n, _| call_depth::returned(n).0);
+        let wanted = if is_counted { modelled } else { call_depth::NONE };
+        ensure!(deepest == u64::from(depth) - 1, "{deepest} calls of {depth}");
+        ensure!(left == wanted, "{depth} calls and returns leave {left:#x}, not {wanted:#x}");
+    }
     Ok(())
 }
 

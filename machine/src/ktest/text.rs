@@ -362,7 +362,8 @@ fn call_corrupted_vtable() {
 }
 
 /// Does what a program has asked for: a call that must be stopped, or a loop. `user` is an address
-/// of the program's code. False: no such fault.
+/// of the program's code. False: no such fault. Reports name it as the place of the fault.
+#[inline(never)]
 pub fn provoke(fault: &[u8]) -> bool {
     static DATA: AtomicU64 = AtomicU64::new(0);
     let wrong = wrong as *const () as u64;

@@ -82,6 +82,7 @@ unsafe extern "C" {
     static untrain_overlaid: u8;
     static untrain_safe: u8;
     static untrain_alias: u8;
+    static call_depth_begin: u8;
 }
 
 /// Bytes of LFENCE (0f ae e8).
@@ -111,6 +112,11 @@ pub fn odd_sequence() -> Option<&'static str> {
             "what untrains by the alias",
             (&raw const untrain_alias) as u64,
             plan.returns == Returns::SafeAlias,
+        ),
+        (
+            "what begins to count calls",
+            (&raw const call_depth_begin) as u64,
+            plan.returns == Returns::Counted,
         ),
         ("the short BHB loop", short, bhb(mitigations::bhi::BhbLoop::SHORT)),
         ("the long BHB loop", long, bhb(mitigations::bhi::BhbLoop::LONG)),

@@ -37,7 +37,7 @@ use crate::memory;
 use crate::text::cfi;
 use crate::text::static_branch::{self, StaticKey, id, static_branch_unlikely};
 use crate::text::text_poke::LiveText;
-use crate::text::{thunk, untrain};
+use crate::text::{call_depth, thunk, untrain};
 
 pub mod behind_guests;
 
@@ -171,6 +171,7 @@ fn microcode(facts: &Facts) -> u32 {
 /// How indirect branches behind kCFI's checks are made.
 pub(crate) fn branches() -> Via {
     match plan().branches {
+        Branches::Thunk if plan().returns == Returns::Counted => call_depth::branches(),
         Branches::Thunk => Via::Thunk,
         Branches::Direct => Via::Direct,
         Branches::Lfence => Via::Lfence,
@@ -186,6 +187,7 @@ pub(crate) fn returns() -> Return {
         Returns::Overlaid => Return::Thunk(untrain::overlaid_thunk()),
         Returns::Safe => Return::Thunk(untrain::safe_thunk()),
         Returns::SafeAlias => Return::Thunk(untrain::alias_thunk()),
+        Returns::Counted => Return::Thunk(call_depth::return_thunk()),
     }
 }
 
@@ -209,6 +211,7 @@ macro_rules! keys {
             $(set::<$name>($on(plan()));)*
             set::<untrain::SafeReturns>(plan().returns.are_safe());
             set::<ShadowStack>(shadow_stack::is_on());
+            set::<call_depth::CountCalls>(plan().returns == Returns::Counted);
         }
 
         /// Compares text with the plan: each site of each key.
@@ -216,6 +219,7 @@ macro_rules! keys {
             $(verify_key(stringify!($name), id::$id, $on(plan()));)*
             verify_key("SafeReturns", id::SAFE_RETURNS, plan().returns.are_safe());
             verify_key("ShadowStack", id::SHADOW_STACK, shadow_stack::is_on());
+            verify_key("CountCalls", id::COUNT_CALLS, plan().returns == Returns::Counted);
         }
     };
 }
@@ -228,8 +232,8 @@ keys! {
     VectorGuard = VECTOR_GUARD, at_every_entry;
     EntryIbpb = ENTRY_IBPB, |plan: &Plan| plan.ibpb_on_entry;
     KernelIbrs = KERNEL_IBRS, |plan: &Plan| plan.ibrs_on_entry;
-    /// What returns are predicted by is cleaned, also behind guests.
-    Untrain = UNTRAIN, |plan: &Plan| plan.returns.untrains();
+    /// What returns are predicted by is cleaned, or calls begin to be counted; also behind guests.
+    Untrain = UNTRAIN, |plan: &Plan| plan.returns.begin_at_entries();
     UntrainSafe = UNTRAIN_SAFE, |plan: &Plan| plan.returns == Returns::Safe;
     UntrainAlias = UNTRAIN_ALIAS, |plan: &Plan| plan.returns == Returns::SafeAlias;
     EntryBhbShort = ENTRY_BHB_SHORT,
@@ -240,7 +244,9 @@ keys! {
     NoFenceKernel = NO_FENCE_KERNEL, |plan: &Plan| !plan.fence_swapgs_kernel;
     NoVerwOnExit = NO_VERW_ON_EXIT, |plan: &Plan| !plan.verw_on_exit;
     VerwWhenIdle = VERW_WHEN_IDLE, |plan: &Plan| plan.verw_when_idle;
-    FillReturnStack = FILL_RETURN_STACK, |plan: &Plan| plan.fills_return_stack;
+    /// Who counts calls counts those of another thread anew.
+    FillReturnStack = FILL_RETURN_STACK,
+        |plan: &Plan| plan.fills_return_stack || plan.returns == Returns::Counted;
     /// Something may be written when the CPU goes to another thread.
     AtSwitch = AT_SWITCH, at_switch;
     /// A guest may have left predictions that concern programs.
@@ -255,7 +261,7 @@ keys! {
 }
 
 fn at_every_entry(plan: &Plan) -> bool {
-    plan.ibpb_on_entry || plan.ibrs_on_entry || plan.returns.untrains()
+    plan.ibpb_on_entry || plan.ibrs_on_entry || plan.returns.begin_at_entries()
 }
 
 fn at_switch(plan: &Plan) -> bool {
@@ -291,6 +297,8 @@ pub(crate) fn verify_text() {
     let Some(done) = cfi::plan() else { return };
     assert!(done.via == branches(), "mitigations: indirect branches are not as it was chosen");
     assert!(done.returns == returns(), "mitigations: returns are not as it was chosen");
+    let counts = plan().returns == Returns::Counted;
+    assert!(call_depth::is_on() == counts, "mitigations: calls are not as it was chosen");
     verify_keys();
     if plan().returns.untrains() {
         untrain::verify(plan().returns);
@@ -509,4 +517,5 @@ pub fn idle_wait() {
     // SAFETY: handlers are installed, and touch only data behind locks that mask interrupts
     // (`cpu::irq_enable`); the CPU continues after the next interrupt.
     unsafe { core::arch::asm!("sti", "hlt", "cli", options(nostack)) };
+    call_depth::forget_calls();
 }

@@ -33,8 +33,8 @@ use text_patching::trap::{self, Cause, CfiFailure};
 use crate::cpu::sealed::sealed;
 use crate::cpu::sync::Once;
 use crate::cpu::{self, cr, features, linked, msr, percpu};
-use crate::text::late_text;
 use crate::text::text_poke::{self, LiveText};
+use crate::text::{call_depth, late_text};
 use crate::{memory, panic};
 
 sealed! {
@@ -134,13 +134,18 @@ pub fn describe() -> &'static str {
 /// hashes this boot's.
 pub(crate) fn boot_pass(command_line: &str, via: Via, returns: Return, random: u64) {
     let value = params::find(command_line, "cfi").unwrap_or("");
-    let options = options::parse(value, features().ibt, |word, why| match why {
+    let mut options = options::parse(value, features().ibt, |word, why| match why {
         Ignored::Unknown => crate::log!("warning: CFI: ignoring unknown option {word}"),
         Ignored::NotBuilt => crate::log!("warning: CFI: {word} is not built"),
         Ignored::NoIbt => {
             crate::log!("warning: CFI: {word} needs indirect branch tracking: ignored");
         }
     });
+    let counts = matches!(via, Via::Counted { .. });
+    if counts && options.form == Form::FineIbt {
+        crate::log!("CFI: calls are counted in the room of landing pads: callers check");
+        options.form = Form::Opt;
+    }
     WARN.store(options.warn, Ordering::Relaxed);
     match SiteTables::parse(crate::text::sites::tables()) {
         Ok(tables) => {
@@ -149,6 +154,9 @@ pub(crate) fn boot_pass(command_line: &str, via: Via, returns: Return, random: u
             let seed = Seed::new(if is_random { (random as u32).max(1) } else { 0 });
             let plan = BootPlan { form: options.form, seed, via, returns };
             rewrite(*TABLES.call_once(|| tables), &options, plan);
+            if counts {
+                call_depth::boot_pass(options.debug);
+            }
         }
         Err(TableError::NotFilled) => {
             crate::log!("CFI: Using standard kCFI; no site tables in this image, text stays");
@@ -177,6 +185,7 @@ fn rewrite(tables: SiteTables<'static>, options: &CfiOptions, plan: BootPlan) {
             Via::Direct => "Direct",
             Via::Lfence => "Lfence",
             Via::Aligned(_) => "Aligned",
+            Via::Counted { .. } => "Counted",
         };
         crate::log!(
             "CFI: verified {} checks, {} functions and {} thunked returns, {} stores, {cycles} \

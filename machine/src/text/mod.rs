@@ -4,6 +4,7 @@
 //! Everything that writes text goes through `text_poke`; where it may write is said by the tables
 //! that objtool has left in the image (`sites`). The decisions are `mechanisms/text_patching`'s.
 
+pub(crate) mod call_depth;
 pub mod cfi;
 pub(crate) mod late_text;
 pub mod seccomp;

@@ -61,6 +61,9 @@ pub enum Returns {
     Safe,
     /// The same, untrained at an address that is the same to the predictor.
     SafeAlias,
+    /// By a thunk that counts, as all calls are counted, and fills the return stack before it runs
+    /// empty.
+    Counted,
 }
 
 impl Returns {
@@ -68,6 +71,13 @@ impl Returns {
     #[must_use]
     pub const fn untrains(self) -> bool {
         matches!(self, Self::Overlaid | Self::Safe | Self::SafeAlias)
+    }
+
+    /// Whether each entry does something for the returns behind it: it untrains them, or begins to
+    /// count.
+    #[must_use]
+    pub const fn begin_at_entries(self) -> bool {
+        self.untrains() || matches!(self, Self::Counted)
     }
 
     /// Whether a return goes behind a call of its own.
@@ -232,6 +242,10 @@ fn returns(selection: &Selection, facts: &Facts) -> Returns {
         }
     } else if selection.retbleed.mode == retbleed::Mode::Unret {
         Returns::Overlaid
+    } else if its == indirect_target_selection::Mode::Stuff
+        || selection.retbleed.mode == retbleed::Mode::Stuff
+    {
+        Returns::Counted
     } else if its == indirect_target_selection::Mode::AlignedThunks {
         Returns::Aligned
     } else {
@@ -354,14 +368,18 @@ mod price {
     pub(super) const OVERLAID: u32 = 6;
     pub(super) const SAFE: u32 = 5;
     pub(super) const ALIAS: u32 = 7;
+    /// What sets the counter, and what its return counts: see `text_patching::call_depth`.
+    pub(super) const COUNT: u32 = 8;
+    /// The guard's own return finds the counter empty: sixteen calls, and what is around them.
+    pub(super) const COUNTED_OUT: u32 = 16 + 2;
     /// Register, value, write, and back.
     pub(super) const MSR: u32 = 5;
     /// VERW and the jump back.
     pub(super) const VERW: u32 = 2;
     /// The fence behind the loop.
     pub(super) const FENCE: u32 = 1;
-    /// Sixteen rounds of two calls, and what is around them.
-    pub(super) const FILL: u32 = 16 * 5 + 6;
+    /// Sixteen rounds of two calls, what is around them, and that the counter is full.
+    pub(super) const FILL: u32 = 16 * 5 + 7;
     /// Two instructions for each write.
     pub(super) const CR3: u32 = 2;
 }
@@ -382,14 +400,16 @@ impl Plan {
         if guarded || self.bhb_on_entry.is_some() {
             cost.instructions += price::SYSCALL_GUARD;
             cost.instructions +=
-                if self.returns.untrains() { self.one_return().instructions } else { 0 };
+                if self.returns.begin_at_entries() { self.one_return().instructions } else { 0 };
+            let counted = self.returns == Returns::Counted && self.bhb_on_entry.is_none();
+            cost.instructions += if counted { price::COUNTED_OUT } else { 0 };
         }
         cost
     }
 
     /// Whether something is done at every entry.
     const fn is_guarded(&self) -> bool {
-        self.ibpb_on_entry || self.ibrs_on_entry || self.returns.untrains()
+        self.ibpb_on_entry || self.ibrs_on_entry || self.returns.begin_at_entries()
     }
 
     /// One interrupt of a program, both ways.
@@ -404,6 +424,7 @@ impl Plan {
             Returns::Overlaid => price::OVERLAID,
             Returns::Safe => price::SAFE,
             Returns::SafeAlias => price::ALIAS,
+            Returns::Counted => price::COUNT,
         };
         // IBRS is taken back on the way out.
         let writes = u32::from(self.ibpb_on_entry) + 2 * u32::from(self.ibrs_on_entry);
@@ -429,7 +450,16 @@ impl Plan {
             Returns::Aligned | Returns::Overlaid => 1,
             // To the thunk, its call, and what takes that call's address away.
             Returns::Safe | Returns::SafeAlias => 3,
+            // To the thunk, the shift, and whether anything is left; seldom a fill.
+            Returns::Counted => 3,
         };
+        Cost { instructions, ..Cost::default() }
+    }
+
+    /// One direct call of the kernel.
+    #[must_use]
+    pub fn one_call(&self) -> Cost {
+        let instructions = u32::from(self.returns == Returns::Counted);
         Cost { instructions, ..Cost::default() }
     }
 
@@ -439,7 +469,8 @@ impl Plan {
         let barrier = u32::from(self.ibpb_on_switch != For::Nobody);
         let bits = self.stibp.is_by_program() || self.ssbd_by_program;
         let writes = barrier + u32::from(bits);
-        let fill = if self.fills_return_stack { price::FILL } else { 0 };
+        let fills = self.fills_return_stack || self.returns == Returns::Counted;
+        let fill = if fills { price::FILL } else { 0 };
         Cost { instructions: fill + writes * price::MSR, msr_writes: writes, ..Cost::default() }
     }
 }
@@ -488,6 +519,7 @@ impl fmt::Display for Plan {
             Returns::Overlaid => "; returns by a thunk that entries untrain",
             Returns::Safe => "; safe returns by a thunk that entries untrain",
             Returns::SafeAlias => "; safe returns by a thunk that entries untrain by its alias",
+            Returns::Counted => "; calls and returns counted, RSB filled before it is empty",
         })?;
         if self.spec_ctrl != 0 {
             write!(f, "; SPEC_CTRL {:#x}", self.spec_ctrl)?;

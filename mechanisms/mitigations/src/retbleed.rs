@@ -234,6 +234,7 @@ mod tests {
         };
         let (limen, linux) = (&Built::LIMEN, &Built::LINUX);
         let without = Built { untrained_returns: false, ..Built::LIMEN };
+        let uncounted = Built { call_depth: false, ..Built::LIMEN };
         let unret = "Mitigation: untrained return thunk; SMT enabled with STIBP protection";
         let ibpb = "Mitigation: IBPB; SMT enabled with STIBP protection";
         for (facts, line, built, wanted) in [
@@ -250,6 +251,11 @@ mod tests {
             (&skylake, "retbleed=off", limen, "Vulnerable"),
             (&skylake, "spectre_v2=retpoline", limen, "Vulnerable"),
             (&skylake, "retbleed=stuff", linux, "Mitigation: Stuffing"),
+            (&skylake, "retbleed=stuff spectre_v2=retpoline", limen, "Mitigation: Stuffing"),
+            (&skylake, "retbleed=stuff spectre_v2=retpoline", &uncounted, "Vulnerable"),
+            (&skylake, "retbleed=stuff", &uncounted, "Mitigation: IBRS"),
+            (&skylake, "retbleed=stuff spectre_v2=ibrs", limen, "Mitigation: IBRS"),
+            (&skylake, "retbleed=stuff spectre_v2=off", limen, "Vulnerable"),
             (&skylake, "mitigations=auto;no_user_kernel,no_guest_host", limen, "Vulnerable"),
         ] {
             assert_eq!(report(facts, line, built), wanted, "{line}");

@@ -41,7 +41,7 @@ impl Built {
         return_thunks: true,
         untrained_returns: true,
         safe_returns: true,
-        call_depth: false,
+        call_depth: true,
         bhb_clear_exit_to_user: true,
         vmx: false,
         avx_off: false,

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use mitigations::profiles::PROFILES;
 use mitigations::{Built, Options, Plan, select};
 
-const LINES: [&str; 14] = [
+const LINES: [&str; 16] = [
     "mitigations=off",
     "mitigations=auto,nosmt",
     "mitigations=auto;no_user_kernel,no_user_user",
@@ -21,6 +21,8 @@ const LINES: [&str; 14] = [
     "retbleed=ibpb,nosmt spec_rstack_overflow=ibpb-vmexit",
     "retbleed=unret spec_rstack_overflow=off",
     "retbleed=off spec_rstack_overflow=ibpb",
+    "retbleed=stuff spectre_v2=retpoline",
+    "indirect_target_selection=stuff spectre_v2=eibrs,retpoline",
     "srbds=off gather_data_sampling=off l1tf=full indirect_target_selection=off",
     "vmscape=force spectre_v2_user=seccomp,ibpb spec_store_bypass_disable=seccomp",
 ];

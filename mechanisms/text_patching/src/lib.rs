@@ -6,6 +6,7 @@
 extern crate std;
 
 pub mod boot;
+pub mod call_depth;
 pub mod fineibt;
 pub mod int3;
 pub mod jump_label;

@@ -5,6 +5,7 @@
 //! | `2e e8 rel32`, `e8 rel32` | (cs) call `__x86_indirect_thunk_r11` | call, thunk |
 //! | `2e e9 rel32`, `e9 rel32` | (cs) jmp `__x86_indirect_thunk_r11` | jump, thunk |
 //! | the same two, to another thunk | that only jumps, in the upper half of a line | aligned |
+//! | the same two, to others | which count calls ([`crate::call_depth`]) | counted |
 //! | `2e 2e 2e 41 ff d3`, `2e 2e 41 ff d3` | call \*%r11 with cs padding in front | call, direct |
 //! | `41 ff e3 cc cc cc`, `41 ff e3 cc cc` | jmp \*%r11, int3 behind | jump, direct |
 //! | `0f ae e8 41 ff d3` | lfence; call \*%r11 | call, lfence: six bytes only |
@@ -43,6 +44,14 @@ pub enum Via {
     Lfence,
     /// Through the thunk at this address, which makes the branch where its place does no harm.
     Aligned(u64),
+    /// Through retpolines of which that of calls counts ([`crate::call_depth`]): a jump pushes
+    /// nothing.
+    Counted {
+        /// Where calls go.
+        call: u64,
+        /// Where jumps go.
+        jump: u64,
+    },
 }
 
 /// A patchable tail: what it is and how many bytes it owns.
@@ -144,8 +153,13 @@ pub fn encode(at: u64, shape: Shape, via: Via, thunk: u64) -> Result<Code, Anoma
     let six = shape.len == 6;
     let pad: &[u8] = if six { &[CS] } else { &[] };
     let code = match (via, shape.kind) {
-        (Via::Thunk | Via::Aligned(_), kind) => {
-            let thunk = if let Via::Aligned(other) = via { other } else { thunk };
+        (Via::Thunk | Via::Aligned(_) | Via::Counted { .. }, kind) => {
+            let thunk = match (via, kind) {
+                (Via::Aligned(other), _) => other,
+                (Via::Counted { call, .. }, BranchKind::Call) => call,
+                (Via::Counted { jump, .. }, BranchKind::Jump) => jump,
+                _ => thunk,
+            };
             let end = at.wrapping_add(u64::from(shape.len));
             let rel = rel32_to(end, thunk).ok_or(Anomaly::new(at, 0, What::OutOfReach))?;
             let opcode = if kind == BranchKind::Call { 0xe8 } else { 0xe9 };

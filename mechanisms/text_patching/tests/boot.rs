@@ -118,7 +118,8 @@ fn every_plan_from_every_form() {
     let goals = [Form::Kcfi, Form::Opt, Form::Off, Form::FineIbt];
     for (from, to) in FORMS.iter().flat_map(|from| goals.map(|to| (*from, to))) {
         for seed in seeds {
-            let ways = [Via::Thunk, Via::Direct, Via::Lfence, Via::Aligned(BASE + 0x860)];
+            let counted = Via::Counted { call: BASE + 0x860, jump: BASE + 0x880 };
+            let ways = [Via::Thunk, Via::Direct, Via::Lfence, Via::Aligned(BASE + 0x860), counted];
             for (via, returns) in
                 ways.iter().flat_map(|via| [Return::Plain, BY_THUNK].map(|returns| (*via, returns)))
             {

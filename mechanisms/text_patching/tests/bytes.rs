@@ -84,6 +84,11 @@ fn tails() {
     assert!(text(BranchKind::Call, 5, Via::Direct).ends_with("call *%r11"));
     assert_eq!(text(BranchKind::Jump, 6, Via::Direct), "jmp *%r11; int3; int3; int3");
     assert_eq!(text(BranchKind::Jump, 5, Via::Direct), "jmp *%r11; int3; int3");
+    let counted = Via::Counted { call: AT + 0x1000, jump: AT + 0x2000 };
+    assert!(text(BranchKind::Call, 6, counted).ends_with(call));
+    assert_eq!(text(BranchKind::Call, 5, counted), call);
+    assert!(text(BranchKind::Jump, 6, counted).ends_with("jmp 0xFFFFFFFF81002000"));
+    assert_eq!(text(BranchKind::Jump, 5, counted), "jmp 0xFFFFFFFF81002000");
     assert_eq!(text(BranchKind::Call, 6, Via::Lfence), "lfence; call *%r11");
     assert_eq!(text(BranchKind::Jump, 6, Via::Lfence), "lfence; jmp *%r11");
 }
