@@ -525,6 +525,8 @@ impl Actors<'_> {
             Special::Load | Special::Store => touch(args[0], call.special == Special::Store),
         };
         hide_unsent(call, &args);
+        hide_packet_numbers(call, &args, result);
+        drop_what_is_free(call, &args, result);
         let _ = write!(Log(shared), "{number} ");
         observe::record(shared, call, &args, result);
         if call.nr == SYS_vmsplice as u32 {
@@ -652,12 +654,64 @@ fn hide_unsent(call: &Call, args: &[usize]) {
     if call.nr as usize != SYS_ioctl as usize || args[1] != TIOCOUTQ {
         return;
     }
-    let (mut protocol, mut len) = (0i32, 4u32);
-    let (at, len_at) = (&raw mut protocol, &raw mut len);
-    let known = sc!(SYS_getsockopt, args[0], SOL_SOCKET, SO_PROTOCOL, at, len_at).is_ok();
-    if known && protocol == IPPROTO_TCP {
+    if socket_option(args[0], SO_PROTOCOL) == Some(IPPROTO_TCP) {
         observe::blank();
     }
+}
+
+fn socket_option(socket: usize, option: i32) -> Option<i32> {
+    let (mut value, mut len) = (0i32, 4u32);
+    let (at, len_at) = (&raw mut value, &raw mut len);
+    sc!(SYS_getsockopt, socket, SOL_SOCKET, option, at, len_at).ok().map(|_| value)
+}
+
+/// Packets of IPv4 have random numbers, which the checksums of their headers cover.
+fn hide_packet_numbers(call: &Call, args: &[usize], result: Res) {
+    const NUMBER: std::ops::Range<usize> = 4..6;
+    const CHECKSUM: std::ops::Range<usize> = 10..12;
+    let Ok(len) = result else { return };
+    let is_raw = || {
+        socket_option(args[0], SO_TYPE) == Some(SOCK_RAW)
+            && socket_option(args[0], SO_DOMAIN) == Some(AF_INET)
+    };
+    let is = |nr: i64| i64::from(call.nr) == nr;
+    let receives = [SYS_read, SYS_recvfrom, SYS_readv, SYS_recvmsg].into_iter().any(is);
+    if !receives || !is_raw() {
+        return;
+    }
+    let parts = if is(SYS_readv) {
+        parts(args[1], args[2])
+    } else if is(SYS_recvmsg) {
+        parts(word(args[1] + 16), word(args[1] + 24))
+    } else {
+        vec![[args[1], args[2]]]
+    };
+    let places = parts.iter().flat_map(|&[base, len]| base..base.saturating_add(len));
+    for (at, place) in places.take(len.min(CHECKSUM.end)).enumerate() {
+        if NUMBER.contains(&at) || CHECKSUM.contains(&at) {
+            // SAFETY: the call has just written there, and only this actor has the turn.
+            unsafe { (place as *mut u8).write(0) };
+        }
+    }
+}
+
+/// What becomes of pages that may be freed any time is nobody's promise (madvise(2), MADV_FREE):
+/// they go at once.
+fn drop_what_is_free(call: &Call, args: &[usize], result: Res) {
+    let is_free = call.nr as usize == SYS_madvise as usize && args[2] == MADV_FREE as usize;
+    if is_free && matches!(result, Ok(_) | Err(ENOMEM)) {
+        let _ = sc!(SYS_madvise, args[0], args[1], MADV_DONTNEED);
+    }
+}
+
+/// A vector of places and lengths that a call has just taken.
+fn parts(at: usize, count: usize) -> Vec<[usize; 2]> {
+    (0..count).map(|number| [word(at + 16 * number), word(at + 16 * number + 8)]).collect()
+}
+
+fn word(at: usize) -> usize {
+    // SAFETY: the kernel has just read it there; it may lie anywhere.
+    unsafe { (at as *const usize).read_unaligned() }
 }
 
 /// Puts other memory with the same bytes where calls read: what is in a pipe by vmsplice(2) is the
