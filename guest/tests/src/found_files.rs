@@ -19,6 +19,8 @@ tests!("found_files":
     exchanging_with_a_slash, creating_above_the_scope, locks_in_the_order_of_their_owners,
     stacks_beside_each_other_are_one, others_files_before_directories, others_threads_are_asked,
     segments_end_with_their_bytes, locks_are_read_first, numbers_are_told_from_their_beginning,
+    directories_of_processes_are_immutable, names_of_a_process, sizes_of_descriptor_directories,
+    what_was_moved_stays_apart, who_cannot_be_sent_was_read,
 );
 
 fn other_ids_end_the_death_signal() {
@@ -767,4 +769,108 @@ fn locks_are_read_first() {
     let beside = words.as_ptr() as usize + 1;
     sc!(SYS_futex, -1i64, FUTEX_UNLOCK_PI, 0, 0, 0, 0).fails(EFAULT);
     sc!(SYS_futex, beside, FUTEX_UNLOCK_PI, 0, 0, 0, 0).fails(EPERM);
+}
+
+/// Nobody changes anything of /proc/PID and /proc/PID/task/TID, whatever the rights.
+fn directories_of_processes_are_immutable() {
+    let own = format!("/proc/{}", pid());
+    let thread = format!("{own}/task/{}", tid());
+    let name = c"user.a".as_ptr();
+    for path in [own.as_str(), &thread] {
+        sc!(SYS_access, c(path).as_ptr(), W_OK).fails(EPERM);
+        sc!(SYS_setxattr, c(path).as_ptr(), name, c"x".as_ptr(), 1, 0).fails(EPERM);
+        sc!(SYS_chmod, c(path).as_ptr(), 0o555).fails(EPERM);
+        sc!(SYS_utimensat, AT_FDCWD, c(path).as_ptr(), [0u64; 4].as_ptr(), 0).fails(EPERM);
+    }
+    let task = c(&format!("{own}/task"));
+    in_child(|| {
+        sc!(SYS_setresuid, 1000, 1000, 1000).is(0);
+        sc!(SYS_access, task.as_ptr(), W_OK).fails(EACCES);
+        sc!(SYS_access, c(&own).as_ptr(), W_OK).fails(EPERM);
+        sc!(SYS_setxattr, c(&own).as_ptr(), name, c"x".as_ptr(), 1, 0).fails(EPERM);
+    });
+}
+
+/// What there is of every process, whatever the kernel was built without.
+fn names_of_a_process() {
+    let mode = |name: &str| {
+        let metadata = std::fs::metadata(format!("/proc/self/{name}")).ok();
+        metadata.map(|metadata| metadata.permissions().mode() & 0o777)
+    };
+    assert_eq!(mode("arch_status"), Some(0o444));
+    assert_eq!(mode("autogroup"), Some(0o644));
+    for (name, bits) in [("patch_state", 0o400), ("cpu_resctrl_groups", 0o444)] {
+        assert!(mode(name).is_none_or(|mode| mode == bits), "{name}");
+    }
+    // A thread has no session of its own.
+    assert_eq!(mode(&format!("task/{}/arch_status", tid())), Some(0o444));
+    assert_eq!(mode(&format!("task/{}/autogroup", tid())), None);
+    assert!(std::fs::write("/proc/self/autogroup", "x").is_err());
+}
+
+/// The size of /proc/PID/fd is the number of descriptors, and no place to seek to.
+fn sizes_of_descriptor_directories() {
+    let size = || std::fs::metadata("/proc/self/fd").unwrap().size();
+    let before = size();
+    let fd = open("/proc/self/fd", O_RDONLY).fd();
+    let info = open("/proc/self/fdinfo", O_RDONLY).fd();
+    assert_eq!(size(), before + 2);
+    assert_eq!(std::fs::metadata("/proc/self/fdinfo").unwrap().size(), 0);
+    for fd in [fd, info] {
+        sc!(SYS_lseek, fd, 0, SEEK_END).is(0);
+        sc!(SYS_lseek, fd, 1, SEEK_END).is(1);
+        close(fd);
+    }
+}
+
+/// Memory that was moved with what is in it is not one with what was made beside its new place;
+/// moved back it is one again. What was never used is as if made there.
+fn what_was_moved_stays_apart() {
+    const PAGE: usize = 4096;
+    let flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    let both = PROT_READ | PROT_WRITE;
+    let base = mmap(0, 16 * PAGE, PROT_NONE, flags, -1, 0).must();
+    sc!(SYS_munmap, base, 16 * PAGE).is(0);
+    let at = |page: usize| base + page * PAGE;
+    let make = |page: usize, pages: usize| {
+        mmap(at(page), pages * PAGE, both, flags | MAP_FIXED, -1, 0).is(at(page));
+    };
+    let put = |from: usize, to: usize| {
+        let how = MREMAP_MAYMOVE | MREMAP_FIXED;
+        sc!(SYS_mremap, at(from), PAGE, PAGE, how, at(to)).is(at(to));
+    };
+    let starts_at = |page: usize| {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| line.starts_with(&format!("{:08x}-", at(page))))
+    };
+    let write = |page: usize| {
+        // SAFETY: a page that was mapped for this.
+        unsafe { (at(page) as *mut u8).write_volatile(1) };
+    };
+    make(2, 3);
+    make(8, 2);
+    write(8);
+    put(8, 5);
+    assert!(starts_at(5));
+    put(5, 8);
+    assert!(starts_at(8) && !starts_at(9));
+    make(11, 1);
+    put(11, 5);
+    assert!(starts_at(2) && !starts_at(5));
+    sc!(SYS_munmap, base, 16 * PAGE).is(0);
+}
+
+/// What sendfile(2) was asked to send counts as read, also where nothing can be.
+fn who_cannot_be_sent_was_read() {
+    std::env::set_current_dir(dir()).unwrap();
+    sc!(SYS_mkdir, c"inner".as_ptr(), 0o755).is(0);
+    let fd = open("inner", O_RDONLY).fd();
+    let other = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
+    let atime = || std::fs::metadata("inner").unwrap().atime();
+    for count in [0, 10] {
+        sc!(SYS_utimensat, fd, 0, [500u64, 0, 600, 0].as_ptr(), 0).is(0);
+        let answer = sc!(SYS_sendfile, other, fd, 0, count);
+        assert_eq!(answer, if count == 0 { Ok(0) } else { Err(EINVAL) });
+        assert_ne!(atime(), 500, "{count}");
+    }
 }

@@ -12,7 +12,8 @@ tests!("found_sockets":
     to_all_without_a_way, no_ip_for_raw_ipv6, raw_sockets_keep_no_place, what_a_receive_says_first,
     to_all_from_an_address, who_asks_for_nothing_hears_from_whom, unread_messages_break_off,
     values_of_no_length, long_requests, netlink_has_no_errors, kinds_of_icmp_before_the_way,
-    who_was_refused_is_not_new,
+    who_was_refused_is_not_new, nothing_of_a_stream_is_nobodys, peers_without_a_port,
+    no_ipv4_for_raw_ipv6, packets_stay_whole, what_is_held_back_takes_memory,
 );
 
 type Address = Vec<u8>;
@@ -716,4 +717,73 @@ fn who_was_refused_is_not_new() {
         listen(one).fails(EINVAL);
         assert_eq!(get(one, 0, IP_MTU), Ok(mtu));
     }
+}
+
+/// A stream that gives nothing, or breaks off, names a sender of zeros to who asked for senders.
+fn nothing_of_a_stream_is_nobodys() {
+    let [one, other] = pair(SOCK_STREAM);
+    set(one, SOL_SOCKET, SO_PASSCRED, 1).is(0);
+    let named = || {
+        let mut control = [0xeeu8; 32];
+        let mut byte = 0u8;
+        let vector = [&raw mut byte as usize, 1];
+        let message = [0, 0, vector.as_ptr() as usize, 1, control.as_mut_ptr() as usize, 32, 0];
+        let answer = sc!(SYS_recvmsg, one, message.as_ptr(), 0);
+        let word = |at: usize| i32::from_ne_bytes(control[at..at + 4].try_into().unwrap());
+        (answer, word(0), [16, 20, 24].map(word))
+    };
+    assert_eq!(named(), (Err(EAGAIN), 28, [0; 3]));
+    send(other, b"x", 0, None).is(1);
+    assert_eq!(named(), (Ok(1), 28, [pid(), 0, 0]));
+    close(other);
+    assert_eq!(named(), (Ok(0), 28, [0; 3]));
+}
+
+/// Who is connected to port 0 sends to nobody, and hears from every port there.
+fn peers_without_a_port() {
+    for (family, to) in [(AF_INET, inet(0, LOOPBACK)), (AF_INET6, inet6(0, &[1]))] {
+        let one = socket(family, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+        connect(one, &to).is(0);
+        send(one, b"x", 0, Some(&to)).fails(EINVAL);
+        send(one, b"x", 0, None).is(1);
+        send(one, b"x", 0, None).fails(ECONNREFUSED);
+        let other = socket(family, SOCK_DGRAM, 0);
+        send(other, b"y", 0, Some(&name(one))).is(1);
+        assert_eq!(receive(one, 0), Ok(b"y".to_vec()));
+    }
+}
+
+fn no_ipv4_for_raw_ipv6() {
+    let one = socket(AF_INET6, SOCK_RAW, 6);
+    bind(one, &inet6(0, &MAPPED)).fails(EADDRNOTAVAIL);
+    connect(one, &inet6(0, &[1])).is(0);
+    bind(one, &inet6(0, &MAPPED)).fails(EADDRNOTAVAIL);
+}
+
+/// Packets say whether they may be cut, as IP_MTU_DISCOVER has it (ip(7)).
+fn packets_stay_whole() {
+    const IP_MTU_DISCOVER: i32 = 10;
+    let one = socket(AF_INET, SOCK_RAW | SOCK_NONBLOCK, 222);
+    for (choice, is_whole) in [(None, true), (Some(0), false), (Some(2), true), (Some(5), false)] {
+        if let Some(choice) = choice {
+            set(one, 0, IP_MTU_DISCOVER, choice).is(0);
+        }
+        send(one, b"x", 0, Some(&inet(0, LOOPBACK))).is(1);
+        let packet = receive(one, 0).unwrap();
+        assert_eq!(packet[6], if is_whole { 0x40 } else { 0 }, "{choice:?}");
+    }
+}
+
+/// A datagram that waits for more takes memory, also one without bytes.
+fn what_is_held_back_takes_memory() {
+    const MSG_MORE: i32 = 0x8000;
+    let one = socket(AF_INET, SOCK_DGRAM, 0);
+    let held = || {
+        let mut bytes = -1i32;
+        sc!(SYS_ioctl, one, 0x5411, &raw mut bytes).is(0);
+        bytes
+    };
+    assert_eq!(held(), 0);
+    send(one, &[], MSG_MORE, Some(&inet(0x5003, LOOPBACK))).is(0);
+    assert!(held() > 0);
 }

@@ -469,7 +469,12 @@ fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u
         let (received, to) = socket.receive_undelivered(&mut sink, Some(&mut writer))?;
         (received, Some(to))
     } else {
-        let received = receive_one(file, &mut sink, flags)?;
+        let received = receive_one(file, &mut sink, flags);
+        if matches!(received, Err(Errno::EAGAIN | Errno::ECONNRESET)) {
+            // What came along with nothing is told all the same.
+            put_control(file, &Received::default(), flags, &mut writer)?;
+        }
+        let received = received?;
         put_control(file, &received, flags, &mut writer)?;
         let from = sender_of(file, &received)?;
         (received, from)
@@ -506,8 +511,12 @@ fn put_control(
     let common = socket_of(file)?.common();
     let wants = common.passes_sender.load(core::sync::atomic::Ordering::Relaxed);
     let info = received.info.as_ref();
-    let from = info.and_then(|info| info.control.credentials).unwrap_or(Ucred::UNKNOWN);
-    let has_sender = received.len > 0 || received.is_message;
+    let is_stream = common.domain == raw::AF_UNIX && common.kind == SocketKind::Stream;
+    let is_nothing = received.len == 0 && !received.is_message;
+    // A stream without bytes, or with an error, names a sender of zeros.
+    let unknown = if is_nothing { Ucred { pid: 0, uid: 0, gid: 0 } } else { Ucred::UNKNOWN };
+    let from = info.and_then(|info| info.control.credentials).unwrap_or(unknown);
+    let has_sender = !is_nothing || is_stream && flags & raw::MSG_OOB == 0;
     if has_sender && wants & sender::CREDENTIALS != 0 {
         writer.put(raw::SOL_SOCKET, raw::SCM_CREDENTIALS, from.as_bytes())?;
     }

@@ -257,6 +257,10 @@ pub trait Listing: Send + Sync {
     fn links(&self) -> u32 {
         2
     }
+    /// Its size, as stat(2) tells; to lseek(2) it is empty.
+    fn size(&self) -> u64 {
+        0
+    }
     /// The process that the directory stands for, as /proc/PID does.
     fn process(&self) -> Option<&Arc<Process>> {
         None
@@ -569,7 +573,10 @@ impl Inode for PseudoInode {
             uid: self.owner.0,
             gid: self.owner.1,
             rdev: 0,
-            size: 0,
+            size: match &self.body {
+                Body::Directory(listing) => listing.size(),
+                _ => 0,
+            },
             blocks: 0,
             block_size: 1024,
             atime_ns: self.fs.boot_ns,

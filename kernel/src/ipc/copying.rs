@@ -64,7 +64,14 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
         // Before the file is asked for anything.
         pipe.wait_writable(output.is_nonblocking())?;
     }
-    if is_stream && into.is_none() || count > 0 && (is_stream || !gives) {
+    if is_stream && into.is_none() {
+        return Err(Errno::EINVAL);
+    }
+    if into.is_none() {
+        // Whether or not there is anything to move.
+        from.file.note_read();
+    }
+    if count > 0 && (is_stream || !gives) {
         return Err(Errno::EINVAL);
     }
     // The same open file may be both: then each side moves its position from where it was.

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
-use machine::memory::{HUGE_PAGE, USER_END};
+use machine::memory::{HUGE_PAGE, PageKind, USER_END};
 
 use super::map::page_range;
 use crate::mm::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Removed, Vma, VmaFlags};
@@ -198,6 +198,11 @@ impl MmInner {
         let mut moved = vma.clone();
         moved.end = new + new_len;
         moved.advance(old - start);
+        // Without pages there is nothing that has been moved.
+        moved.moved_pages = match self.table.has_any(start, vma.end, PageKind::Anonymous) {
+            true => vma.moved_pages + (new as i64 - old as i64) / PAGE as i64,
+            false => 0,
+        };
         self.table.move_range(old, new, len).map_err(|_| Errno::ENOMEM)?;
         let noted = moved.attached.clone();
         self.insert(new, moved)?;

@@ -105,6 +105,9 @@ pub struct Vma {
     pub flags: VmaFlags,
     /// Where pages come from.
     pub backing: Backing,
+    /// How many pages memory without a file is from where its first page was made: what has been
+    /// moved (mremap(2)) is not one with what was made beside its new place.
+    pub moved_pages: i64,
     /// Name in /proc/PID/maps, such as `[heap]`.
     pub name: Option<&'static str>,
     /// What else is told of it there.
@@ -137,6 +140,7 @@ impl Vma {
             shared: false,
             flags: VmaFlags::MAY_WRITE | VmaFlags::MAY_EXEC,
             backing: Backing::Anonymous,
+            moved_pages: 0,
             name: None,
             label: None,
             attached: None,
@@ -209,7 +213,7 @@ impl Vma {
             && self.has_label_continued_by(start, next);
         alike
             && match (&self.backing, &next.backing) {
-                (Backing::Anonymous, Backing::Anonymous) => true,
+                (Backing::Anonymous, Backing::Anonymous) => self.moved_pages == next.moved_pages,
                 (
                     Backing::File { cache, page_offset, file },
                     Backing::File { cache: other, page_offset: other_offset, file: other_file },

@@ -111,6 +111,11 @@ impl Listing for Descriptors {
             .collect())
     }
 
+    /// How many descriptors there are (proc_pid_fd(5)).
+    fn size(&self) -> u64 {
+        if self.info { 0 } else { self.subject.files().count() as u64 }
+    }
+
     /// A process sees its own descriptors, also where it belongs to root because of what it may
     /// have in memory.
     fn is_own(&self) -> bool {

@@ -14,7 +14,8 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use abi::{Errno, Result};
+use abi::{Errno, Result, general as raw};
+use machine::cpu::features;
 
 use super::{
     blocked, clear_refs, fds, gone, login, map_files, maps, memory, mounts, net, pagemap, parse_id,
@@ -31,7 +32,7 @@ use crate::security::Capability;
 use crate::security::Credentials;
 use crate::vfs::path::FsContext;
 use crate::vfs::path::Location;
-use crate::vfs::{DirEntry, FdTable, FileType};
+use crate::vfs::{DirEntry, FdTable, FileType, Inode as _};
 
 /// A process, as one of its threads shows it.
 #[derive(Clone)]
@@ -144,13 +145,17 @@ type Row = (&'static str, u32, Node);
 /// answers.
 #[rustfmt::skip]
 static ENTRIES: &[Row] = &[
+    ("arch_status",   0o444, Node::Now(arch_status)),
     ("attr",          0o555, Node::Directory(attributes)),
+    // Sessions are no groups to the scheduler, as where Linux is booted with `noautogroup`.
+    ("autogroup",     0o644, Node::Now(|_, _| Ok(()))),
     ("auxv",          0o400, Node::Space(status::auxv)),
     ("cgroup",        0o444, Node::Now(cgroup)),
     ("children",      0o444, Node::Now(status::children)),
     ("clear_refs",    0o200, Node::Setting(|_, _| clear_refs::show(), clear_refs::store)),
     ("cmdline",       0o444, Node::Bytes(status::cmdline)),
     ("comm",          0o644, Node::Line(status::comm, set_comm, Some(COMM_BYTES))),
+    ("cpu_resctrl_groups", 0o444, Node::Now(resource_groups)),
     ("cpuset",        0o444, Node::Now(cpuset)),
     ("cwd",           0o777, Node::Link(fds::cwd)),
     ("environ",       0o400, Node::Space(status::environ)),
@@ -178,6 +183,7 @@ static ENTRIES: &[Row] = &[
     ("timerslack_ns", 0o666, Node::Line(timer_slack, set_timer_slack, None)),
     ("oom_score_adj", 0o644, Node::Setting(oom_score_adj, set_oom_score_adj)),
     ("pagemap",       0o400, Node::Space(pagemap::open)),
+    ("patch_state",   0o400, Node::Now(patch_state)),
     ("personality",   0o400, Node::Inspected(Ids::FileToAttach, Errno::EPERM, status::personality)),
     ("projid_map",    0o644, Node::Bound(|_| Ok(Box::new(IdMap)))),
     ("root",          0o777, Node::Link(fds::root)),
@@ -286,7 +292,10 @@ fn subject_directory(
     is_thread: bool,
 ) -> Arc<PseudoInode> {
     let entries = Entries { subject: subject.clone(), rows: ENTRIES, is_thread };
-    object(parent, name, 0o555, &subject, Body::Directory(Box::new(entries)))
+    let directory = object(parent, name, 0o555, &subject, Body::Directory(Box::new(entries)));
+    // Nobody changes anything of it, whatever the rights (ioctl_iflags(2)).
+    directory.state().set_flags(raw::FS_IMMUTABLE_FL);
+    directory
 }
 
 fn attributes(subject: Subject) -> Box<dyn Listing> {
@@ -329,8 +338,8 @@ impl Entries {
     /// that they made.
     fn shows(&self, name: &str) -> bool {
         match name {
-            "coredump_filter" | "map_files" | "mountstats" | "task" | "timens_offsets"
-            | "timers" | "timerslack_ns" => !self.is_thread,
+            "autogroup" | "coredump_filter" | "map_files" | "mountstats" | "task"
+            | "timens_offsets" | "timers" | "timerslack_ns" => !self.is_thread,
             "children" => self.is_thread,
             _ => true,
         }
@@ -623,6 +632,27 @@ fn cgroup(_: &Subject, out: &mut Text) -> Result<()> {
 
 fn cpuset(_: &Subject, out: &mut Text) -> Result<()> {
     out.bytes(b"/\n");
+    Ok(())
+}
+
+/// What no CPU is asked for: when it last used the widest vectors, where there are such.
+fn arch_status(_: &Subject, out: &mut Text) -> Result<()> {
+    const WIDE_VECTORS: u64 = 0xe0;
+    if features().xcr0 & WIDE_VECTORS == WIDE_VECTORS {
+        out.bytes(b"AVX512_elapsed_ms:\t-1\n");
+    }
+    Ok(())
+}
+
+/// Caches and memory are not divided into groups.
+fn resource_groups(_: &Subject, out: &mut Text) -> Result<()> {
+    out.bytes(b"res:\nmon:\n");
+    Ok(())
+}
+
+/// The kernel is not replaced piece by piece: no thread is on its way from one to the next.
+fn patch_state(_: &Subject, out: &mut Text) -> Result<()> {
+    out.bytes(b"-1\n");
     Ok(())
 }
 

@@ -9,9 +9,12 @@ pub(super) const HEADER: usize = 20;
 /// Places in it.
 const TOTAL_LENGTH: usize = 2;
 const IDENTIFICATION: usize = 4;
+const FRAGMENTS: usize = 6;
 const CHECKSUM: usize = 10;
 const FROM: usize = 12;
 const TO: usize = 16;
+/// A flag among what is said of fragments: there are to be none.
+const DO_NOT_FRAGMENT: u8 = 0x40;
 /// Place of the checksum in a message of ICMP, of either version.
 const ICMP_CHECKSUM: usize = 2;
 
@@ -61,18 +64,20 @@ pub(super) fn set_icmp6_checksum(message: &mut [u8], from: Ipv6Addr, to: Ipv6Add
     set_checksum(message, ICMP_CHECKSUM, first);
 }
 
-/// `data` behind a header of IPv4.
+/// `data` behind a header of IPv4. `is_whole`: it is to stay in one piece.
 pub(super) fn with_header(
     data: &[u8],
     (from, to): (Ipv4Addr, Ipv4Addr),
     protocol: u8,
     (ttl, tos): (u8, u8),
+    is_whole: bool,
 ) -> Vec<u8> {
     /// Version 4, five words.
     const FIRST: u8 = 0x45;
     let mut bytes = [&[0; HEADER][..], data].concat();
     bytes[0] = FIRST;
     bytes[1] = tos;
+    bytes[FRAGMENTS] = if is_whole { DO_NOT_FRAGMENT } else { 0 };
     bytes[8] = ttl;
     bytes[9] = protocol;
     bytes[FROM..FROM + 4].copy_from_slice(&from.octets());
@@ -158,7 +163,7 @@ impl Packet {
         let bytes = match (from, to) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
                 set_checksum(&mut message, ICMP_CHECKSUM, 0);
-                with_header(&message, (from, to), protocol, (TTL, self.tos))
+                with_header(&message, (from, to), protocol, (TTL, self.tos), false)
             }
             (IpAddr::V6(from), IpAddr::V6(to)) => {
                 set_icmp6_checksum(&mut message, from, to, protocol);

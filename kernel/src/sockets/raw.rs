@@ -196,7 +196,9 @@ impl RawSocket {
                 if self.has_header.load(Ordering::Relaxed) {
                     packets::complete(&mut bytes, from).ok_or(Errno::EINVAL)?;
                 } else {
-                    bytes = packets::with_header(&bytes, (from, to), protocol, (ttl, tos));
+                    let is_whole = self.stays_whole();
+                    bytes =
+                        packets::with_header(&bytes, (from, to), protocol, (ttl, tos), is_whole);
                 }
                 Packet::of_bytes(bytes).ok_or(Errno::EINVAL)
             }
@@ -209,6 +211,13 @@ impl RawSocket {
             }
             _ => Err(Errno::EINVAL),
         }
+    }
+
+    /// Whether its packets are not to be cut on their way (IP_MTU_DISCOVER, ip(7)).
+    fn stays_whole(&self) -> bool {
+        let choice = self.ip.number(abi_net::IPPROTO_IP as u32, abi_net::IP_MTU_DISCOVER);
+        [abi_net::IP_PMTUDISC_WANT, abi_net::IP_PMTUDISC_DO, abi_net::IP_PMTUDISC_PROBE]
+            .contains(&(choice as u32))
     }
 
     /// Whether it is the option that keeps messages of ICMP away.
@@ -237,7 +246,12 @@ impl Socket for RawSocket {
         let ip = if !self.common.is_v6() {
             read_to_bind(&self.common, &address.with_family(abi_net::AF_INET))?.ip()
         } else if address.family()? == abi_net::AF_INET6 {
-            read_to_bind(&self.common, address)?.ip()
+            // IPv4 by IPv6 is for other sockets.
+            let ip = read_to_bind(&self.common, address)?.ip();
+            if ip.is_ipv4() {
+                return Err(Errno::EADDRNOTAVAIL);
+            }
+            ip
         } else {
             return Err(Errno::EINVAL);
         };

@@ -24,7 +24,9 @@ use super::isolation::mirror;
 use super::kernel_space::new_table;
 use super::pte::{KINDS, PageKind, Prot, Pte, PteFlags};
 use super::user_space::Space;
-use super::walk::{ENTRIES, EachLeaf, Slot, TOP, Table, Tables, User, Visit, index, span};
+use super::walk::{
+    ENTRIES, EachLeaf, Slot, TOP, Table, Tables, UpToLeaf, User, Visit, index, span,
+};
 use crate::context_tracking::local::flush_user_page;
 use crate::cpu::PhysAddr;
 use crate::memory::frame::{self, Frame, HugeFrame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE};
@@ -646,6 +648,16 @@ impl PageTable {
             }
         });
         self.tree().visit(user_range(start, end), &mut each);
+    }
+
+    /// Whether a page of this kind is mapped in `[start, end)`.
+    #[must_use]
+    pub fn has_any(&self, start: u64, end: u64, kind: PageKind) -> bool {
+        let is_one = |va, slot: Slot| {
+            let entry = slot.get();
+            entry.frame().is_some_and(|pfn| Page::new(va, entry, pfn).kind == kind)
+        };
+        self.tree().visit(user_range(start, end), &mut UpToLeaf(is_one)).is_some()
     }
 
     /// Calls `f` with each mapped page in `[start, end)`.

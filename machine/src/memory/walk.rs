@@ -357,6 +357,15 @@ fn visit_table<F: Format>(
     ControlFlow::Continue(())
 }
 
+/// A visitor of leaves up to the first that is looked for.
+pub(crate) struct UpToLeaf<T>(pub(crate) T);
+
+impl<T: FnMut(u64, Slot) -> bool> Visit for UpToLeaf<T> {
+    fn leaf(&mut self, va: u64, slot: Slot) -> ControlFlow<()> {
+        if (self.0)(va, slot) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
 /// A visitor of leaves alone.
 pub(crate) struct EachLeaf<T>(pub(crate) T);
 

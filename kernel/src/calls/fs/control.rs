@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw, ioctl as cmd};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use super::rw::file_size;
 use super::{any_file, file};
 use crate::base::user::UserPtr;
 use crate::fs::tmpfs::TmpInode;
@@ -194,7 +195,7 @@ fn parse(file: &Arc<File>, flock: &Flock, by_file: bool) -> Result<Lock> {
     let base = match flock.whence as u32 {
         raw::SEEK_SET => 0,
         raw::SEEK_CUR => *file.position.lock() as i64,
-        raw::SEEK_END => file.inode().metadata()?.size as i64,
+        raw::SEEK_END => file_size(file)? as i64,
         _ => return Err(Errno::EINVAL),
     };
     let start = base.checked_add(flock.start).ok_or(Errno::EOVERFLOW)?;

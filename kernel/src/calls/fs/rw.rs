@@ -228,10 +228,13 @@ pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
     Ok(*position)
 }
 
-fn file_size(file: &File) -> Result<u64> {
+/// Where its end is, to seek from.
+pub(super) fn file_size(file: &File) -> Result<u64> {
     let inode = file.inode();
     match inode.page_cache() {
         Some(cache) => Ok(cache.size()),
+        // What their sizes count is no positions.
+        None if inode.is::<PseudoInode>() => Ok(0),
         None => Ok(inode.metadata()?.size),
     }
 }

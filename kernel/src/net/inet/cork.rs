@@ -29,8 +29,14 @@ impl Cork {
         self.0.lock().as_ref().map(|begun| begun.sending.to)
     }
 
-    /// Its bytes up to now (SIOCOUTQ).
-    pub(super) fn len(&self) -> usize {
+    /// What it takes of memory (SIOCOUTQ).
+    pub(super) fn held_bytes(&self) -> usize {
+        let held = |begun: &Begun| size_of::<Begun>() + begun.bytes.len();
+        self.0.lock().as_ref().map_or(0, held)
+    }
+
+    /// Its bytes up to now.
+    fn len(&self) -> usize {
         self.0.lock().as_ref().map_or(0, |begun| begun.bytes.len())
     }
 

@@ -295,7 +295,7 @@ impl IpOptions {
     }
 
     /// The number an option has.
-    pub(super) fn number(&self, level: u32, name: u32) -> i32 {
+    pub fn number(&self, level: u32, name: u32) -> i32 {
         let first = rule(level, name).map_or(0, |rule| rule.1);
         if !self.is_special.load(Ordering::Relaxed) {
             return first;

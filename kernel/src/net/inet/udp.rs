@@ -138,7 +138,11 @@ impl UdpSocket {
 
     /// Whether a datagram from `from` is for this socket.
     fn takes_from(&self, from: SocketAddr) -> bool {
-        self.peer.lock().is_none_or(|peer| peer == from)
+        let is_from = |peer: SocketAddr| match peer.port() {
+            0 => peer.ip() == from.ip(),
+            _ => peer == from,
+        };
+        self.peer.lock().is_none_or(is_from)
     }
 
     /// Whom an address of a send or connect names; None if that is nobody in particular. A socket
@@ -274,7 +278,8 @@ impl UdpSocket {
             }
             check_v4(len, what.mode.urgent)?;
         }
-        if to.port() == 0 {
+        // Who is connected to none is not told before nobody takes it.
+        if to.port() == 0 && named.flatten().is_some() {
             return Err(Errno::EINVAL);
         }
         let said = what.control.said;
@@ -646,7 +651,7 @@ impl Socket for UdpSocket {
     }
 
     fn queued(&self) -> (usize, usize) {
-        (self.inbox.next_len(), self.cork.len())
+        (self.inbox.next_len(), self.cork.held_bytes())
     }
 
     fn limits_changed(&self) {
