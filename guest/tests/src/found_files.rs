@@ -20,7 +20,9 @@ tests!("found_files":
     stacks_beside_each_other_are_one, others_files_before_directories, others_threads_are_asked,
     segments_end_with_their_bytes, locks_are_read_first, numbers_are_told_from_their_beginning,
     directories_of_processes_are_immutable, names_of_a_process, sizes_of_descriptor_directories,
-    what_was_moved_stays_apart, who_cannot_be_sent_was_read,
+    what_was_moved_stays_apart, who_cannot_be_sent_was_read, settings_take_nothing,
+    sizes_behind_areas, nobody_traces_zombies, who_has_more_keeps_its_priority,
+    areas_without_reserve_stay_apart,
 );
 
 fn other_ids_end_the_death_signal() {
@@ -873,4 +875,69 @@ fn who_cannot_be_sent_was_read() {
         assert_eq!(answer, if count == 0 { Ok(0) } else { Err(EINVAL) });
         assert_ne!(atime(), 500, "{count}");
     }
+}
+
+/// A write of nothing to a setting is no value.
+fn settings_take_nothing() {
+    let fd = open("/proc/sys/fs/nr_open", O_RDWR).fd();
+    sc!(SYS_write, fd, c"".as_ptr(), 0).is(0);
+    close(fd);
+}
+
+/// That what is to be moved reaches behind its area is told before that there is no such room.
+fn sizes_behind_areas() {
+    let at = mmap(0, 8192, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0).must();
+    sc!(SYS_munmap, at + 4096, 4096).is(0);
+    let most = !4095usize;
+    sc!(SYS_mremap, at, 8192, most, MREMAP_MAYMOVE).fails(EFAULT);
+    sc!(SYS_mremap, at, 4096, most, MREMAP_MAYMOVE).fails(ENOMEM);
+    sc!(SYS_munmap, at, 4096).is(0);
+}
+
+fn nobody_traces_zombies() {
+    const PTRACE_SEIZE: u32 = 0x4206;
+    const PTRACE_ATTACH: u32 = 16;
+    let child = fork(|| 0);
+    let mut info = [0u64; 16];
+    sc!(SYS_waitid, P_PID, child, info.as_mut_ptr(), WEXITED | WNOWAIT, 0).is(0);
+    sc!(SYS_ptrace, PTRACE_SEIZE, child, 0, 0).fails(EPERM);
+    sc!(SYS_ptrace, PTRACE_SEIZE, child, 1, 0).fails(EIO);
+    sc!(SYS_ptrace, PTRACE_ATTACH, child, 0, 0).fails(EPERM);
+    wait(child);
+    sc!(SYS_ptrace, PTRACE_ATTACH, child, 0, 0).fails(ESRCH);
+}
+
+/// A thread without capabilities does not change how one with some is scheduled, whose user it has.
+fn who_has_more_keeps_its_priority() {
+    in_child(|| {
+        let main = tid();
+        sc!(SYS_setresuid, 0, 5, u32::MAX).is(0);
+        let other = std::thread::spawn(move || {
+            sc!(SYS_setresuid, 5, 5, 5).is(0);
+            sc!(SYS_setpriority, PRIO_PROCESS, main, 19).fails(EPERM);
+            sc!(SYS_sched_setaffinity, main, 8, [1u64].as_ptr()).fails(EPERM);
+        });
+        other.join().unwrap();
+    });
+}
+
+/// MAP_NORESERVE is a property of an area; what MREMAP_DONTUNMAP leaves is one with its neighbours.
+fn areas_without_reserve_stay_apart() {
+    const PAGE: usize = 4096;
+    const MREMAP_DONTUNMAP: i32 = 4;
+    let flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    let base = mmap(0, 8 * PAGE, PROT_NONE, flags, -1, 0).must();
+    sc!(SYS_munmap, base, 8 * PAGE).is(0);
+    let at = |page: usize| base + page * PAGE;
+    let starts_at = |page: usize| {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| line.starts_with(&format!("{:08x}-", at(page))))
+    };
+    mmap(at(1), 4 * PAGE, PROT_READ, flags | MAP_FIXED, -1, 0).is(at(1));
+    let moved = sc!(SYS_mremap, at(2), PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0).must();
+    assert!(starts_at(1) && !starts_at(2) && !starts_at(3));
+    mmap(at(2), PAGE, PROT_READ, flags | MAP_FIXED | MAP_NORESERVE, -1, 0).is(at(2));
+    assert!(starts_at(2) && starts_at(3));
+    sc!(SYS_munmap, moved, PAGE).is(0);
+    sc!(SYS_munmap, base, 8 * PAGE).is(0);
 }

@@ -13,7 +13,7 @@ tests!("found_sockets":
     to_all_from_an_address, who_asks_for_nothing_hears_from_whom, unread_messages_break_off,
     values_of_no_length, long_requests, netlink_has_no_errors, kinds_of_icmp_before_the_way,
     who_was_refused_is_not_new, nothing_of_a_stream_is_nobodys, peers_without_a_port,
-    no_ipv4_for_raw_ipv6, packets_stay_whole, what_is_held_back_takes_memory,
+    no_ipv4_for_raw_ipv6, packets_stay_whole, urgent_bytes_passed_over, what_is_held_back_takes_memory,
 );
 
 type Address = Vec<u8>;
@@ -786,4 +786,19 @@ fn what_is_held_back_takes_memory() {
     assert_eq!(held(), 0);
     send(one, &[], MSG_MORE, Some(&inet(0x5003, LOOPBACK))).is(0);
     assert!(held() > 0);
+}
+
+/// A read that passes over the urgent byte of a stream leaves nothing of it.
+fn urgent_bytes_passed_over() {
+    let [one, other] = pair(SOCK_STREAM);
+    let held = || {
+        let mut bytes = -1i32;
+        sc!(SYS_ioctl, one, 0x5411, &raw mut bytes).is(0);
+        bytes
+    };
+    send(one, b"abc", MSG_OOB, None).is(3);
+    assert_eq!(receive(other, 0), Ok(b"ab".to_vec()));
+    assert!(held() > 0);
+    assert_eq!(receive(other, 0), Err(EAGAIN));
+    assert_eq!(held(), 0);
 }

@@ -79,6 +79,13 @@ fn check_permission(target: &Target) -> Result<Subject> {
     if same_user || own.capable(Capability::SysNice) { Ok(own) } else { Err(Errno::EPERM) }
 }
 
+/// EPERM for a thread with more capabilities than the caller, who may not set anybody's priority.
+/// Those of a process may differ, which policies are not told.
+fn check_not_above(own: &Subject, target: &Target) -> Result<()> {
+    let is_less = target.credentials().permitted & !own.permitted == 0;
+    if is_less || own.capable(Capability::SysNice) { Ok(()) } else { Err(Errno::EPERM) }
+}
+
 /// sched_yield(2).
 pub fn sched_yield() -> Result<u64> {
     if sched::has_queued() {
@@ -110,6 +117,7 @@ pub fn sched_setaffinity(pid: u64, size: usize, mask: u64) -> Result<u64> {
     UserPtr::<u8>::new(mask).read_bytes(&mut bytes[..size])?;
     let target = Target::of(pid).map_err(|_| Errno::ESRCH)?;
     let own = check_permission(&target)?;
+    check_not_above(&own, &target)?;
     hooks::task_setscheduler((&own, target.process()))?;
     let online = (1u64 << cpu_count()) - 1;
     let mask = u64::from_le_bytes(bytes) & online;
@@ -162,6 +170,7 @@ fn set_policy(target: &Target, policy: u32, priority: i32, nice: Option<i32>) ->
     if !own.capable(Capability::SysNice) {
         check_limits(target, policy, priority, nice)?;
     }
+    check_not_above(&own, &target)?;
     hooks::task_setscheduler((&own, target.process()))?;
     if let Some(nice) = nice {
         set_nice(target, nice)?;
@@ -381,6 +390,7 @@ fn set_nice(target: &Target, nice: i32) -> Result<()> {
     if nice < old && nice_limit(nice) > limit && !own.capable(Capability::SysNice) {
         return Err(Errno::EACCES);
     }
+    check_not_above(&own, target)?;
     hooks::task_setnice((&own, target.process(), nice))?;
     target.change(|entity| entity.nice = nice);
     Ok(())
@@ -437,6 +447,7 @@ pub fn ioprio_set(kind: u32, who: u32, priority: u32) -> Result<u64> {
         if uid != subject.euid && uid != subject.uid && !subject.capable(Capability::SysNice) {
             return Err(Errno::EPERM);
         }
+        check_not_above(&subject, &target)?;
         hooks::task_setioprio((&subject, target.process(), priority))?;
         target.change(|entity| entity.io_priority = priority & 0xffff);
     }

@@ -722,11 +722,16 @@ pub fn has_end(file: &File) -> Option<bool> {
 }
 
 impl PseudoFile {
+    /// Whether it is a setting below /proc/sys.
+    fn is_sysctl(&self, content: &dyn Content) -> bool {
+        content.too_many() == SETTING_MAX && self.inode.fs().name() == "proc"
+    }
+
     /// Whether it is a setting of numbers below /proc/sys (proc_sys(5)), which are told from the
     /// beginning on only.
     fn tells_numbers(&self, content: &dyn Content, text: &[u8]) -> bool {
-        let is_setting = content.too_many() == SETTING_MAX && self.inode.fs().name() == "proc";
-        is_setting && text.iter().all(|byte| byte.is_ascii_digit() || b"\t\n-".contains(byte))
+        self.is_sysctl(content)
+            && text.iter().all(|byte| byte.is_ascii_digit() || b"\t\n-".contains(byte))
     }
 }
 
@@ -771,6 +776,9 @@ impl FileOps for PseudoFile {
             return Err(error);
         }
         let whole = source.left();
+        if whole == 0 && self.is_sysctl(content) {
+            return Ok(0);
+        }
         let looks_at = content.looks_at();
         let mut data = alloc::vec![0; whole.min(looks_at.unwrap_or(WRITE_MAX))];
         let len = source.take_whole(&mut data)?;

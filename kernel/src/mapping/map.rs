@@ -269,6 +269,7 @@ fn map_area(
         return Err(Errno::EPERM);
     }
     let limit = process.limit(Resource::AddressSpace);
+    vma.flags.set(VmaFlags::NO_RESERVE, flags & raw::MAP_NORESERVE != 0);
     let mut replaced = None;
     let result = mm.with(|inner| {
         let place = inner.place(hint, len, flags, &vma)?;

@@ -94,9 +94,6 @@ impl MmInner {
         let in_huge = vma.is_hugetlb().then(|| request.in_huge()).transpose()?;
         let request = in_huge.as_ref().unwrap_or(request);
         let &Request { old, mut old_len, new_len, .. } = request;
-        if new_len > USER_END {
-            return Err(Errno::ENOMEM);
-        }
         if let Some(target) = request.target {
             let (start, end) = page_range(target, new_len, Errno::EINVAL)?;
             let overlaps = start < old.saturating_add(old_len) && old < end;
@@ -126,6 +123,9 @@ impl MmInner {
             return Ok(old);
         }
         self.check_resize(process, old, old_len, new_len)?;
+        if new_len > USER_END {
+            return Err(Errno::ENOMEM);
+        }
         if !moves && old_len > 0 && self.grow_in_place(old, old_len, new_len) {
             return Ok(old);
         }
@@ -216,6 +216,7 @@ impl MmInner {
             self.split(old + len);
             let locked = VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT;
             self.vmas.edit_each(old..old + len, |vma| vma.flags.remove(locked));
+            self.merge_within(old, old + len);
             return Ok(Removed::new());
         }
         // The pages are in the new place.

@@ -71,6 +71,8 @@ bitflags! {
         const FIXED_SIZE = 1 << 13;
         /// mseal(2): stays where it is, with the rights that it has.
         const SEALED = 1 << 14;
+        /// MAP_NORESERVE, which is kept: areas with it are not one with areas without.
+        const NO_RESERVE = 1 << 15;
     }
 }
 

@@ -720,6 +720,8 @@ impl Channel {
         };
         let is_over = self.is_ended() || self.hushed.load(Ordering::SeqCst);
         if visible == 0 {
+            // A mark that was passed over holds nothing any more.
+            self.freeing(&mut data, |_| ());
             if already == 0 && self.is_reset() && self.take_reset() {
                 return Some(Err(Errno::ECONNRESET));
             }

@@ -12,7 +12,7 @@ use crate::process::current;
 use crate::process::ptrace::{Stop, TraceeState, links};
 use crate::process::signal::info::{SIGINFO_BYTES, SigInfo};
 use crate::process::signal::{self, SignalSet, UNBLOCKABLE, send};
-use crate::process::{Thread, find_thread, user_dispatch};
+use crate::process::{Thread, find_process, find_thread, user_dispatch};
 
 pub mod core;
 mod filters;
@@ -31,7 +31,9 @@ pub fn ptrace(request_at: u64, pid: u32, address: u64, data: u64) -> Result<u64>
     if request == u64::from(nr::PTRACE_TRACEME) {
         return links::trace_me();
     }
-    let thread = find_thread(pid).ok_or(Errno::ESRCH)?;
+    let Some(thread) = find_thread(pid) else {
+        return Err(without_thread(request, pid, address, data));
+    };
     let request = u32::try_from(request).map_err(|_| Errno::EIO)?;
     match request {
         nr::PTRACE_ATTACH => return links::attach(&thread, None),
@@ -101,10 +103,24 @@ pub(super) fn with_stopped<R>(
 }
 
 fn seize(thread: &Arc<Thread>, address: u64, data: u64) -> Result<u64> {
+    links::attach(thread, Some(seize_options(address, data)?))
+}
+
+/// What is told of a process that has no thread: nobody traces a zombie that does not already.
+fn without_thread(request: u64, pid: u32, address: u64, data: u64) -> Errno {
+    let (attach, seize) = (u64::from(nr::PTRACE_ATTACH), u64::from(nr::PTRACE_SEIZE));
+    match find_process(pid) {
+        Some(_) if request == attach => Errno::EPERM,
+        Some(_) if request == seize => seize_options(address, data).err().unwrap_or(Errno::EPERM),
+        _ => Errno::ESRCH,
+    }
+}
+
+fn seize_options(address: u64, data: u64) -> Result<u32> {
     if address != 0 || data & !u64::from(nr::PTRACE_O_MASK) != 0 {
         return Err(Errno::EIO);
     }
-    links::attach(thread, Some(valid_options(data)?))
+    valid_options(data)
 }
 
 fn valid_options(data: u64) -> Result<u32> {

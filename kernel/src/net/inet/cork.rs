@@ -31,13 +31,7 @@ impl Cork {
 
     /// What it takes of memory (SIOCOUTQ).
     pub(super) fn held_bytes(&self) -> usize {
-        let held = |begun: &Begun| size_of::<Begun>() + begun.bytes.len();
-        self.0.lock().as_ref().map_or(0, held)
-    }
-
-    /// Its bytes up to now.
-    fn len(&self) -> usize {
-        self.0.lock().as_ref().map_or(0, |begun| begun.bytes.len())
+        self.0.lock().as_ref().map_or(0, |begun| size_of::<Begun>() + begun.bytes.len())
     }
 
     /// Begins one. EFAULT, ENOMEM; EINVAL if another thread has just begun one.
@@ -59,7 +53,8 @@ impl Cork {
 
     /// Adds to it. EMSGSIZE, EFAULT, ENOMEM: and it is gone.
     pub(super) fn add(&self, source: &mut Source<'_>) -> Result<usize> {
-        let added = match self.len() + source.left() {
+        let len = self.0.lock().as_ref().map_or(0, |begun| begun.bytes.len());
+        let added = match len + source.left() {
             ..=PAYLOAD_MAX => read_all(source),
             _ => Err(Errno::EMSGSIZE),
         };

@@ -138,11 +138,8 @@ impl UdpSocket {
 
     /// Whether a datagram from `from` is for this socket.
     fn takes_from(&self, from: SocketAddr) -> bool {
-        let is_from = |peer: SocketAddr| match peer.port() {
-            0 => peer.ip() == from.ip(),
-            _ => peer == from,
-        };
-        self.peer.lock().is_none_or(is_from)
+        let is_port = |port| [0, from.port()].contains(&port);
+        self.peer.lock().is_none_or(|peer| peer.ip() == from.ip() && is_port(peer.port()))
     }
 
     /// Whom an address of a send or connect names; None if that is nobody in particular. A socket
@@ -152,8 +149,7 @@ impl UdpSocket {
         match (self.common.is_v6(), family) {
             (true, raw::AF_INET) => address.to_inet(false).map(Some),
             (true, raw::AF_UNSPEC) if sends => Ok(None),
-            (true, raw::AF_INET6) => read_address(&self.common, address).map(Some),
-            (true, _) if sends => Err(Errno::EINVAL),
+            (true, other) if sends && other != raw::AF_INET6 => Err(Errno::EINVAL),
             (false, raw::AF_UNSPEC) if sends => {
                 address.with_family(raw::AF_INET).to_inet(false).map(Some)
             }
@@ -588,8 +584,7 @@ impl Socket for UdpSocket {
         if let Some(writer) = writer {
             undelivered.tell(self.common.is_v6(), writer)?;
         }
-        let full_len = undelivered.quoted.len();
-        let received = Received { len, full_len, ..Received::default() };
+        let received = Received { len, full_len: undelivered.quoted.len(), ..Received::default() };
         Ok((received, Address::Inet(shown(&self.common, undelivered.to))))
     }
 
@@ -620,9 +615,7 @@ impl Socket for UdpSocket {
     fn local_address(&self) -> Address {
         let mut address =
             self.bound().unwrap_or_else(|| SocketAddr::new(any_address(&self.common), 0));
-        if let Some(peer) = *self.peer.lock()
-            && address.ip().is_unspecified()
-        {
+        if let Some(peer) = self.peer.lock().filter(|_| address.ip().is_unspecified()) {
             address.set_ip(source_for(address.ip(), peer.ip()));
         }
         Address::Inet(shown(&self.common, address))
