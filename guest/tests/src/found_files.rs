@@ -22,7 +22,8 @@ tests!("found_files":
     directories_of_processes_are_immutable, names_of_a_process, sizes_of_descriptor_directories,
     what_was_moved_stays_apart, who_cannot_be_sent_was_read, settings_take_nothing,
     sizes_behind_areas, nobody_traces_zombies, who_has_more_keeps_its_priority,
-    areas_without_reserve_stay_apart,
+    areas_without_reserve_stay_apart, text_has_nothing_left, what_is_not_shared_is_not_copied,
+    what_stays_behind_is_one, no_node_is_the_wrong_one,
 );
 
 fn other_ids_end_the_death_signal() {
@@ -682,25 +683,35 @@ fn locks_in_the_order_of_their_owners() {
     assert_eq!(kinds(), ["FLOCK", "POSIX", "OFDLCK"]);
 }
 
+/// The first page of the area that has this page, and the one behind its last, from `base` on.
+fn area_of(base: usize, page: usize) -> (usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let ends = |line: &str| {
+        let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        let number = |text: &str| usize::from_str_radix(text, 16).unwrap();
+        number(start)..number(end)
+    };
+    let at = base + page * 4096;
+    let area = maps.lines().map(ends).find(|area| area.contains(&at)).unwrap();
+    ((area.start - base) / 4096, (area.end - base) / 4096)
+}
+
+/// A place for so many pages, where nothing is.
+fn place_for(pages: usize) -> usize {
+    let base = mmap(0, pages * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0).must();
+    sc!(SYS_munmap, base, pages * 4096).is(0);
+    base
+}
+
 /// Areas that grow downwards become one with others of their kind, as all memory of a process does.
 fn stacks_beside_each_other_are_one() {
-    let base = mmap(0, 16 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0).must();
-    sc!(SYS_munmap, base, 16 * 4096).is(0);
+    let base = place_for(16);
     let (both, at) = (PROT_READ | PROT_WRITE, |page: usize| base + page * 4096);
     let stack = |page: usize, pages: usize| {
         let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_GROWSDOWN;
         mmap(at(page), pages * 4096, both, flags, -1, 0).is(at(page));
     };
-    let area_of = |page: usize| {
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let ends = |line: &str| {
-            let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
-            let number = |text: &str| usize::from_str_radix(text, 16).unwrap();
-            number(start)..number(end)
-        };
-        let area = maps.lines().map(ends).find(|area| area.contains(&at(page))).unwrap();
-        ((area.start - base) / 4096, (area.end - base) / 4096)
-    };
+    let area_of = |page: usize| area_of(base, page);
     stack(8, 3);
     assert_eq!(area_of(8), (8, 11));
     sc!(SYS_mprotect, at(9), 4096, PROT_READ).is(0);
@@ -783,7 +794,12 @@ fn directories_of_processes_are_immutable() {
         sc!(SYS_setxattr, c(path).as_ptr(), name, c"x".as_ptr(), 1, 0).fails(EPERM);
         sc!(SYS_chmod, c(path).as_ptr(), 0o555).fails(EPERM);
         sc!(SYS_utimensat, AT_FDCWD, c(path).as_ptr(), [0u64; 4].as_ptr(), 0).fails(EPERM);
+        sc!(SYS_rmdir, c(&format!("{path}/fd")).as_ptr()).fails(EPERM);
+        sc!(SYS_unlink, c(&format!("{path}/comm")).as_ptr()).fails(EPERM);
+        sc!(SYS_mkdir, c(&format!("{path}/new")).as_ptr(), 0o755).fails(ENOENT);
     }
+    let fds = c(&format!("{own}/fd"));
+    sc!(SYS_setxattr, fds.as_ptr(), name, c"x".as_ptr(), 1, 0).fails(EOPNOTSUPP);
     let task = c(&format!("{own}/task"));
     in_child(|| {
         sc!(SYS_setresuid, 1000, 1000, 1000).is(0);
@@ -807,7 +823,12 @@ fn names_of_a_process() {
     // A thread has no session of its own.
     assert_eq!(mode(&format!("task/{}/arch_status", tid())), Some(0o444));
     assert_eq!(mode(&format!("task/{}/autogroup", tid())), None);
-    assert!(std::fs::write("/proc/self/autogroup", "x").is_err());
+    let refused = std::fs::write("/proc/self/autogroup", "x").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(EINVAL));
+    for (name, text) in [("patch_state", "-1\n"), ("cpu_resctrl_groups", "res:\nmon:\n")] {
+        let known = std::fs::read_to_string(format!("/proc/self/{name}")).ok();
+        assert!(known.is_none_or(|known| known == text), "{name}");
+    }
 }
 
 /// The size of /proc/PID/fd is the number of descriptors, and no place to seek to.
@@ -875,13 +896,23 @@ fn who_cannot_be_sent_was_read() {
         assert_eq!(answer, if count == 0 { Ok(0) } else { Err(EINVAL) });
         assert_ne!(atime(), 500, "{count}");
     }
+    let (_r, pipe) = pipe();
+    sc!(SYS_utimensat, fd, 0, [500u64, 0, 600, 0].as_ptr(), 0).is(0);
+    sc!(SYS_sendfile, pipe, fd, 0, 10).fails(EINVAL);
+    assert_eq!(atime(), 500);
 }
 
 /// A write of nothing to a setting is no value.
 fn settings_take_nothing() {
-    let fd = open("/proc/sys/fs/nr_open", O_RDWR).fd();
-    sc!(SYS_write, fd, c"".as_ptr(), 0).is(0);
-    close(fd);
+    for name in ["fs/nr_open", "kernel/domainname"] {
+        let path = format!("/proc/sys/{name}");
+        let fd = open(&path, O_RDWR).fd();
+        let before = std::fs::read(&path).unwrap();
+        sc!(SYS_write, fd, before.as_ptr(), 0).is(0);
+        sc!(SYS_pwrite64, fd, before.as_ptr(), 0, 5).is(0);
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+        close(fd);
+    }
 }
 
 /// That what is to be moved reaches behind its area is told before that there is no such room.
@@ -903,6 +934,7 @@ fn nobody_traces_zombies() {
     sc!(SYS_ptrace, PTRACE_SEIZE, child, 0, 0).fails(EPERM);
     sc!(SYS_ptrace, PTRACE_SEIZE, child, 1, 0).fails(EIO);
     sc!(SYS_ptrace, PTRACE_ATTACH, child, 0, 0).fails(EPERM);
+    sc!(SYS_ptrace, PTRACE_CONT, child, 0, 0).fails(ESRCH);
     wait(child);
     sc!(SYS_ptrace, PTRACE_ATTACH, child, 0, 0).fails(ESRCH);
 }
@@ -940,4 +972,72 @@ fn areas_without_reserve_stay_apart() {
     assert!(starts_at(2) && starts_at(3));
     sc!(SYS_munmap, moved, PAGE).is(0);
     sc!(SYS_munmap, base, 8 * PAGE).is(0);
+}
+
+/// Text that is made when it is read is a file of no bytes to who asks how many are left.
+fn text_has_nothing_left() {
+    for path in ["/proc/sys/kernel/ostype", "/proc/self/comm", "/proc/uptime"] {
+        let fd = open(path, O_RDONLY).fd();
+        let mut left = 7i32;
+        sc!(SYS_ioctl, fd, FIONREAD, &raw mut left).is(0);
+        assert_eq!(left, 0, "{path}");
+        sc!(SYS_ioctl, fd, FIONREAD, 8).fails(EFAULT);
+    }
+}
+
+/// Descriptors that nobody shares stay what they are, and so do the locks that belong to them.
+fn what_is_not_shared_is_not_copied() {
+    in_child(|| {
+        let fd = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
+        record_lock(fd, F_SETLK, range(1, 0, 10)).unwrap();
+        let is_told = || {
+            let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
+            text.contains("POSIX")
+        };
+        assert!(is_told());
+        sc!(SYS_close_range, 500, 600, 2).is(0);
+        assert!(is_told());
+        sc!(SYS_unshare, CLONE_FILES).is(0);
+        assert!(is_told());
+    });
+}
+
+/// MREMAP_DONTUNMAP takes pages, and leaves the area they were in whole.
+fn what_stays_behind_is_one() {
+    const DONTUNMAP: i32 = 4;
+    let base = place_for(16);
+    let both = PROT_READ | PROT_WRITE;
+    let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    mmap(base + 4 * 4096, 6 * 4096, both, flags, -1, 0).is(base + 4 * 4096);
+    // SAFETY: this page was mapped above, and nothing else lies there.
+    unsafe { *((base + 5 * 4096) as *mut u8) = 1 };
+    let flags = DONTUNMAP | MREMAP_MAYMOVE;
+    let taken = sc!(SYS_mremap, base + 5 * 4096, 8192, 8192, flags, 0).must();
+    assert_eq!(area_of(base, 5), (4, 10));
+    sc!(SYS_munmap, taken, 8192).is(0);
+    // Of what is locked only the part that was taken is so no more.
+    sc!(SYS_mlock, base + 4 * 4096, 6 * 4096).is(0);
+    let taken = sc!(SYS_mremap, base + 5 * 4096, 8192, 8192, flags, 0).must();
+    assert_eq!(area_of(base, 5), (5, 7));
+    sc!(SYS_munmap, taken, 8192).is(0);
+    sc!(SYS_munmap, base + 4 * 4096, 6 * 4096).is(0);
+}
+
+/// MPOL_MF_STRICT for a policy without a node finds every page at the wrong one.
+fn no_node_is_the_wrong_one() {
+    const STRICT: i32 = 1;
+    let (preferred, local) = (1, 4);
+    let both = PROT_READ | PROT_WRITE;
+    let at = mmap(0, 8192, both, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0).must();
+    let node = 1u64;
+    sc!(SYS_mbind, at, 8192, preferred, 0, 0, STRICT).is(0);
+    // SAFETY: this page was mapped above, and nothing else lies there.
+    unsafe { *(at as *mut u8) = 1 };
+    for policy in [preferred, local] {
+        sc!(SYS_mbind, at, 8192, policy, 0, 0, STRICT).fails(EIO);
+        sc!(SYS_mbind, at + 4096, 4096, policy, 0, 0, STRICT).is(0);
+    }
+    sc!(SYS_mbind, at, 8192, preferred, &raw const node, 64, STRICT).is(0);
+    sc!(SYS_mbind, at, 8192, 0, 0, 0, STRICT).is(0);
+    sc!(SYS_munmap, at, 8192).is(0);
 }

@@ -13,7 +13,8 @@ tests!("found_sockets":
     to_all_from_an_address, who_asks_for_nothing_hears_from_whom, unread_messages_break_off,
     values_of_no_length, long_requests, netlink_has_no_errors, kinds_of_icmp_before_the_way,
     who_was_refused_is_not_new, nothing_of_a_stream_is_nobodys, peers_without_a_port,
-    no_ipv4_for_raw_ipv6, packets_stay_whole, urgent_bytes_passed_over, what_is_held_back_takes_memory,
+    no_ipv4_for_raw_ipv6, packets_stay_whole, what_is_held_back_takes_memory,
+    urgent_bytes_passed_over, peers_of_raw_ipv6,
 );
 
 type Address = Vec<u8>;
@@ -721,22 +722,35 @@ fn who_was_refused_is_not_new() {
 
 /// A stream that gives nothing, or breaks off, names a sender of zeros to who asked for senders.
 fn nothing_of_a_stream_is_nobodys() {
-    let [one, other] = pair(SOCK_STREAM);
-    set(one, SOL_SOCKET, SO_PASSCRED, 1).is(0);
-    let named = || {
+    const NONE: i32 = 0xeeee_eeee_u32 as i32;
+    let asks = |kind: i32| {
+        let [one, other] = pair(kind);
+        set(one, SOL_SOCKET, SO_PASSCRED, 1).is(0);
+        [one, other]
+    };
+    let named = |socket: i32, flags: i32| {
         let mut control = [0xeeu8; 32];
         let mut byte = 0u8;
         let vector = [&raw mut byte as usize, 1];
         let message = [0, 0, vector.as_ptr() as usize, 1, control.as_mut_ptr() as usize, 32, 0];
-        let answer = sc!(SYS_recvmsg, one, message.as_ptr(), 0);
+        let answer = sc!(SYS_recvmsg, socket, message.as_ptr(), flags);
         let word = |at: usize| i32::from_ne_bytes(control[at..at + 4].try_into().unwrap());
         (answer, word(0), [16, 20, 24].map(word))
     };
-    assert_eq!(named(), (Err(EAGAIN), 28, [0; 3]));
+    let [one, other] = asks(SOCK_STREAM);
+    assert_eq!(named(one, 0), (Err(EAGAIN), 28, [0; 3]));
+    assert_eq!(named(one, MSG_OOB), (Err(EINVAL), NONE, [NONE; 3]));
     send(other, b"x", 0, None).is(1);
-    assert_eq!(named(), (Ok(1), 28, [pid(), 0, 0]));
+    assert_eq!(named(one, 0), (Ok(1), 28, [pid(), 0, 0]));
     close(other);
-    assert_eq!(named(), (Ok(0), 28, [0; 3]));
+    assert_eq!(named(one, 0), (Ok(0), 28, [0; 3]));
+    let [one, other] = asks(SOCK_STREAM);
+    send(one, b"x", 0, None).is(1);
+    close(other);
+    assert_eq!(named(one, 0), (Err(ECONNRESET), 28, [0; 3]));
+    assert_eq!(named(one, 0), (Ok(0), 28, [0; 3]));
+    let [one, _other] = asks(SOCK_SEQPACKET);
+    assert_eq!(named(one, 0), (Err(EAGAIN), NONE, [NONE; 3]));
 }
 
 /// Who is connected to port 0 sends to nobody, and hears from every port there.
@@ -801,4 +815,18 @@ fn urgent_bytes_passed_over() {
     assert!(held() > 0);
     assert_eq!(receive(other, 0), Err(EAGAIN));
     assert_eq!(held(), 0);
+}
+
+/// A raw socket of IPv6 takes no address of IPv4 for its own, and any number for a peer's port.
+fn peers_of_raw_ipv6() {
+    let mapped = inet6(0, &[0xff, 0xff, 127, 0, 0, 1]);
+    let one = socket(AF_INET6, SOCK_RAW, 58);
+    bind(one, &mapped).fails(EADDRNOTAVAIL);
+    bind(one, &inet6(0, &[1])).is(0);
+    let other = socket(AF_INET6, SOCK_RAW, 58);
+    connect(other, &inet6(0x1234, &[1])).is(0);
+    send(other, &[128; 8], 0, Some(&inet6(0x1234, &[1]))).fails(EINVAL);
+    let third = socket(AF_INET6, SOCK_RAW, 58);
+    connect(third, &inet6(0x1234, &[0xff, 0xff, 127, 0, 0, 1])).is(0);
+    send(third, &[128; 8], 0, None).fails(ENETUNREACH);
 }

@@ -170,7 +170,7 @@ fn set_policy(target: &Target, policy: u32, priority: i32, nice: Option<i32>) ->
     if !own.capable(Capability::SysNice) {
         check_limits(target, policy, priority, nice)?;
     }
-    check_not_above(&own, &target)?;
+    check_not_above(&own, target)?;
     hooks::task_setscheduler((&own, target.process()))?;
     if let Some(nice) = nice {
         set_nice(target, nice)?;

@@ -5,10 +5,10 @@
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
-use machine::memory::USER_END;
+use machine::memory::{PageKind, USER_END};
 
 use crate::base::user::UserPtr;
-use crate::mm::PAGE;
+use crate::mm::{MmInner, PAGE};
 use crate::process::current;
 use crate::security::Capability;
 
@@ -27,6 +27,7 @@ const F_ADDR: u64 = 1 << 1;
 const F_MEMS_ALLOWED: u64 = 1 << 2;
 /// Flags of mbind(2): MPOL_MF_STRICT, MPOL_MF_MOVE, MPOL_MF_MOVE_ALL.
 const MBIND_FLAGS: u64 = 7;
+const STRICT: u64 = 1;
 const MOVE_ALL: u64 = 4;
 /// Where a remembered policy has its node, above its mode.
 const NODES_SHIFT: u32 = 32;
@@ -124,7 +125,21 @@ pub fn mbind(
             }
             at >= end
         });
-    if mapped { Ok(0) } else { Err(Errno::EFAULT) }
+    if !mapped {
+        return Err(Errno::EFAULT);
+    }
+    // A policy that names no node has all pages at the wrong one, if none is to be moved.
+    let is_strict = flags == STRICT && nodes == 0 && policy != DEFAULT;
+    if is_strict && thread.process.mm()?.with(|inner| has_pages(inner, start, end)) {
+        return Err(Errno::EIO);
+    }
+    Ok(0)
+}
+
+/// Whether there is a page that has a node in `[start, end)`: the one of zeros has none.
+fn has_pages(inner: &MmInner, start: u64, end: u64) -> bool {
+    let kinds = [PageKind::Anonymous, PageKind::File, PageKind::Shmem, PageKind::Hugetlb];
+    kinds.into_iter().any(|kind| inner.table.has_any(start, end, kind))
 }
 
 /// get_mempolicy(2).

@@ -205,18 +205,20 @@ impl MmInner {
         };
         self.table.move_range(old, new, len).map_err(|_| Errno::ENOMEM)?;
         let noted = moved.attached.clone();
+        let locked = VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT;
+        if keep && moved.flags.intersects(locked) {
+            // What stays is not locked any more (mremap(2)); where nothing is, it is one as before.
+            self.split(old);
+            self.split(old + len);
+            self.vmas.edit_each(old..old + len, |vma| vma.flags.remove(locked));
+            self.merge_within(old, old + len);
+        }
         self.insert(new, moved)?;
         noted.iter().for_each(|attached| attached.opened());
         if len == 0 {
             return Ok(Removed::new());
         }
         if keep {
-            // What stays is not locked any more (mremap(2)).
-            self.split(old);
-            self.split(old + len);
-            let locked = VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT;
-            self.vmas.edit_each(old..old + len, |vma| vma.flags.remove(locked));
-            self.merge_within(old, old + len);
             return Ok(Removed::new());
         }
         // The pages are in the new place.

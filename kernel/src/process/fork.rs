@@ -471,8 +471,7 @@ pub fn unshare(flags: u64) -> Result<u64> {
         own::replace_fs(thread, Arc::new(thread.fs().duplicate()));
     }
     if flags & FILES != 0 {
-        let copy = Arc::new(thread.files().duplicate()?);
-        drop(own::replace_files(thread, copy));
+        own::unshare_files(thread)?;
     }
     if flags & UNDO != 0 {
         (upper().leave_undo)(process);

@@ -123,6 +123,18 @@ pub fn replace_files(thread: Current<Thread>, files: Arc<FdTable>) -> Option<Arc
     thread.own.files.replace(thread, Some(files))
 }
 
+/// Gives the running thread descriptors of its own, if it shares them (CLONE_FILES). Those that
+/// nobody else has stay what they are: locks of fcntl(2) belong to them.
+pub fn unshare_files(thread: Current<Thread>) -> Result<()> {
+    /// Who holds a table that is not shared: the thread, and the look at it here.
+    const ALONE: usize = 2;
+    let files = thread.files();
+    if Arc::strong_count(&files) > ALONE {
+        drop(replace_files(thread, Arc::new(files.duplicate()?)));
+    }
+    Ok(())
+}
+
 /// Gives the running thread other directories.
 pub fn replace_fs(thread: Current<Thread>, fs: Arc<FsContext>) {
     drop(thread.own.fs.replace(thread, Some(fs)));

@@ -148,7 +148,7 @@ static ENTRIES: &[Row] = &[
     ("arch_status",   0o444, Node::Now(arch_status)),
     ("attr",          0o555, Node::Directory(attributes)),
     // Sessions are no groups to the scheduler, as where Linux is booted with `noautogroup`.
-    ("autogroup",     0o644, Node::Now(|_, _| Ok(()))),
+    ("autogroup",     0o644, Node::Line(|_, _| Ok(()), |_, _| Err(Errno::EINVAL), None)),
     ("auxv",          0o400, Node::Space(status::auxv)),
     ("cgroup",        0o444, Node::Now(cgroup)),
     ("children",      0o444, Node::Now(status::children)),
@@ -183,7 +183,7 @@ static ENTRIES: &[Row] = &[
     ("timerslack_ns", 0o666, Node::Line(timer_slack, set_timer_slack, None)),
     ("oom_score_adj", 0o644, Node::Setting(oom_score_adj, set_oom_score_adj)),
     ("pagemap",       0o400, Node::Space(pagemap::open)),
-    ("patch_state",   0o400, Node::Now(patch_state)),
+    ("patch_state",   0o400, Node::Inspected(Ids::FileToAttach, Errno::EPERM, patch_state)),
     ("personality",   0o400, Node::Inspected(Ids::FileToAttach, Errno::EPERM, status::personality)),
     ("projid_map",    0o644, Node::Bound(|_| Ok(Box::new(IdMap)))),
     ("root",          0o777, Node::Link(fds::root)),

@@ -142,8 +142,9 @@ impl RawSocket {
         }
     }
 
-    /// Whom a packet goes to. EDESTADDRREQ, ENETUNREACH.
-    fn target(&self, named: Option<&RawAddress>) -> Result<IpAddr> {
+    /// Whom a packet goes to. What stands in the place of a port is looked at where one is sent.
+    /// EDESTADDRREQ, ENETUNREACH.
+    fn target(&self, named: Option<&RawAddress>, sends: bool) -> Result<IpAddr> {
         let named = match named {
             // A family that is none is taken for the socket's, as on Linux.
             Some(address) => {
@@ -151,13 +152,16 @@ impl RawSocket {
                 let address =
                     if is_unknown { &address.with_family(self.common.domain) } else { address };
                 let named = read_address(&self.common, address)?;
-                self.check_protocol(named.port())?;
+                if sends {
+                    self.check_protocol(named.port())?;
+                }
                 Some(named.ip())
             }
             None => None,
         };
         let to = named.or(*self.peer.lock()).ok_or(Errno::EDESTADDRREQ)?;
-        if to.is_ipv4() == self.common.is_v6() {
+        // One of IPv4 may be a peer's, but there is no way to it.
+        if to.is_ipv4() == self.common.is_v6() && (sends || self.ip.v6_only()) {
             return Err(Errno::ENETUNREACH);
         }
         if is_broadcast(to) {
@@ -220,6 +224,14 @@ impl RawSocket {
             .contains(&(choice as u32))
     }
 
+    /// An address as the socket's family shows it.
+    fn shown(&self, ip: IpAddr) -> IpAddr {
+        match ip {
+            IpAddr::V4(ip) if self.common.is_v6() => IpAddr::V6(ip.to_ipv6_mapped()),
+            ip => ip,
+        }
+    }
+
     /// Whether it is the option that keeps messages of ICMP away.
     fn is_filter(&self, level: u32, name: u32) -> bool {
         let own = if self.common.is_v6() { ICMP_6 } else { SOL_RAW };
@@ -273,7 +285,7 @@ impl Socket for RawSocket {
         if self.common.is_v6() && !is_nobody && family != abi_net::AF_INET6 {
             return Err(Errno::EAFNOSUPPORT);
         }
-        let peer = if is_nobody { None } else { Some(self.target(Some(address))?) };
+        let peer = if is_nobody { None } else { Some(self.target(Some(address), false)?) };
         *self.peer.lock() = peer;
         Ok(())
     }
@@ -287,7 +299,7 @@ impl Socket for RawSocket {
         if what.mode.urgent {
             return Err(Errno::EOPNOTSUPP);
         }
-        let to = self.target(what.to.as_ref());
+        let to = self.target(what.to.as_ref(), true);
         if matches!(to, Ok(_) | Err(Errno::ENETUNREACH | Errno::EACCES)) {
             self.check_kind(source)?;
         }
@@ -349,12 +361,12 @@ impl Socket for RawSocket {
         let peer = self.peer.lock().filter(|_| own.is_unspecified());
         let ip = peer.map_or(own, |peer| source_for(own, peer));
         // The protocol stands where others have a port.
-        Address::Inet(SocketAddr::new(ip, self.common.protocol as u16))
+        Address::Inet(SocketAddr::new(self.shown(ip), self.common.protocol as u16))
     }
 
     fn peer_address(&self) -> Result<Address> {
         let peer = self.peer.lock().ok_or(Errno::ENOTCONN)?;
-        Ok(Address::Inet(SocketAddr::new(peer, 0)))
+        Ok(Address::Inet(SocketAddr::new(self.shown(peer), 0)))
     }
 
     fn poll(&self, table: &mut PollTable) -> u32 {

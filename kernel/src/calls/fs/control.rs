@@ -9,6 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::rw::file_size;
 use super::{any_file, file};
 use crate::base::user::UserPtr;
+use crate::fs::pseudo::PseudoInode;
 use crate::fs::tmpfs::TmpInode;
 use crate::ipc::io_signals::{self, OwnerEx};
 use crate::process::current;
@@ -301,6 +302,14 @@ const FIOQSIZE: u32 = 0x5460;
 const FS_IOC_FIEMAP: u32 = 0xc020_660b;
 const FIBMAP: u32 = 1;
 
+/// Whether FIONREAD tells what is left behind the position: text that is made when it is read has
+/// no size, which is 0.
+fn has_left(file: &File) -> bool {
+    let inode = file.inode();
+    let is_text = inode.is::<PseudoInode>() && inode.file_type() == FileType::Regular;
+    is_text || super::is_regular(&inode)
+}
+
 /// Whether FIOQSIZE tells a size (linux/fs.h).
 fn has_size(file: &File) -> bool {
     let inode = file.inode();
@@ -357,7 +366,7 @@ pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
         }
         FS_IOC_FIEMAP => Err(Errno::EOPNOTSUPP),
         FIBMAP if file.inode().file_type() == FileType::Regular => block_of(argument),
-        cmd::FIONREAD if super::is_regular(&file.inode()) => {
+        cmd::FIONREAD if has_left(&file) => {
             // Negative behind the end, and as many bits of it as an int has.
             let left = file.inode().metadata()?.size.wrapping_sub(*file.position.lock());
             UserPtr::<i32>::new(argument).write(&(left as i32))?;

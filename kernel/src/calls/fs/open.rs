@@ -1,7 +1,6 @@
 //! Descriptors: made, doubled, closed. open(2), openat2(2), close(2), close_range(2), dup(2),
 //! memfd_create(2), umask(2).
 
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
@@ -174,7 +173,7 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<u64> {
     }
     let thread = current();
     if flags & CLOSE_RANGE_UNSHARE != 0 {
-        unshare_files(thread)?;
+        own::unshare_files(thread)?;
     }
     let files = thread.files();
     let within = |fd: Fd| fd >= first && fd <= last;
@@ -187,13 +186,6 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<u64> {
         drop(files.remove_where(|fd, _| within(fd)));
     }
     Ok(0)
-}
-
-/// Gives the thread descriptors of its own, if it shares them (CLONE_FILES).
-fn unshare_files(thread: Current<Thread>) -> Result<()> {
-    let files = Arc::new(thread.files().duplicate()?);
-    drop(own::replace_files(thread, files));
-    Ok(())
 }
 
 /// dup(2).

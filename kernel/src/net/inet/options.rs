@@ -260,7 +260,7 @@ impl IpOptions {
     }
 
     /// IPV6_V6ONLY.
-    pub(super) fn v6_only(&self) -> bool {
+    pub fn v6_only(&self) -> bool {
         self.v6_only.load(Ordering::Relaxed)
     }
 
