@@ -11,9 +11,10 @@ use super::{Context, Summary};
 use crate::Error;
 
 /// The ways in and out of `machine/src/entry/entry.S`, each of which the proof has to walk: SYSCALL
-/// with isolated tables, without, and with shadow stacks for each of four ways of tracking, and with
-/// isolated tables for a fifth; a stub for each vector, the four vectors that may hit anything, and
-/// the ways back: to programs, theirs, to a guest of AMD's, and to one of Intel's and out of it.
+/// with isolated tables, without, and with shadow stacks for each of four ways of tracking, and
+/// with isolated tables for a fifth; a stub for each vector, the four vectors that may hit
+/// anything, and the ways back: to programs, theirs, to a guest of AMD's, and to one of Intel's and
+/// out of it.
 const WAYS: Proved = Proved { calls: 13, vectors: 256, paranoid: 4, exits: 8, instructions: 0 };
 
 /// The ways into it, each of which must have untrained returns before the first of them, where that
