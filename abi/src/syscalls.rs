@@ -538,7 +538,7 @@ names! {
     set_mempolicy_home_node __NR_set_mempolicy_home_node
     cachestat __NR_cachestat (fd: Fd, range: Pointer, numbers: Pointer, flags: Flags)
     fchmodat2 __NR_fchmodat2 (directory: Fd, path: Path, mode: Mode, flags: Flags)
-    map_shadow_stack __NR_map_shadow_stack
+    map_shadow_stack __NR_map_shadow_stack (address: Pointer, size: Size, flags: Flags)
     futex_wake __NR_futex_wake (word: Pointer, mask: Size, count: Int, flags: Flags)
     futex_wait __NR_futex_wait (
         word: Pointer, value: Size, mask: Size, flags: Flags, timeout: Pointer, clock: Int

@@ -47,6 +47,7 @@ pub const KNOWN: &[Param] = &[
         "auto|on|off",
         "Whether the CPU checks the kernel's returns by shadow stacks.",
     ),
+    param("nousershstk", "", "Programs get no shadow stacks."),
     param("sysret", "on|off", "off: every return to a program is by IRET."),
     param(
         "syscall_work",

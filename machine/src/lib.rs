@@ -32,7 +32,9 @@ pub use context_tracking::word as context;
 pub use context_tracking::{ipi, pcid, tlb};
 #[cfg(feature = "lockstat")]
 pub use cpu::lockstat;
-pub use cpu::{apic, clock as time, irq, log, percpu, pkey, power, speculation, sync};
+pub use cpu::{
+    apic, clock as time, irq, log, percpu, pkey, power, speculation, sync, user_shadow_stack,
+};
 pub use device::{entropy, virtio};
 pub use entry::trace;
 pub use memory::heap::{

@@ -40,8 +40,9 @@ const LIMIT: Duration = Duration::from_secs(300);
 const NAMED_LIMIT: Duration = Duration::from_secs(1800);
 /// How often the serial port's file is looked at.
 const LOOK: Duration = Duration::from_millis(100);
-/// Tests of `guest/tests` that run without a filter: the boundary, where emulators differ.
-const GUEST_FILTER: &str = "entry::";
+/// Tests of `guest/tests` that run without a filter: the boundary, where emulators differ, and what
+/// no other emulator has.
+const GUEST_FILTERS: [&str; 2] = ["entry::", "shstk::"];
 /// In-kernel tests among all levels: of translations, and of threads on two CPUs.
 const KERNEL_FILTERS: [&str; 7] = [
     "memory::",
@@ -80,20 +81,26 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let program = guest::build(context)?;
     total += changed_return(context, &dir, &program)?;
     total += guests(context, &dir)?;
-    let filter = if context.filter.is_empty() { GUEST_FILTER } else { &context.filter };
-    if !guest::listed(&program, "list")?.iter().any(|name| name.contains(filter)) {
-        return Ok(total);
-    }
-    let archive = pack_program(&program, &["run-all", filter])?;
-    for parameters in PARAMETERS {
-        let image = Image {
-            kernel: &context.kernel,
-            initramfs: &archive,
-            parameters,
-            limit: limit(context),
-        };
-        let log = boot(&dir, &image, |line| line.starts_with(PROGRAM_END))?;
-        total += judge_log(context, &log, parameters);
+    let listed = guest::listed(&program, "list")?;
+    let filters = match context.filter.as_str() {
+        "" => GUEST_FILTERS.into(),
+        filter => vec![filter],
+    };
+    for filter in filters {
+        if !listed.iter().any(|name| name.contains(filter)) {
+            continue;
+        }
+        let archive = pack_program(&program, &["run-all", filter])?;
+        for parameters in PARAMETERS {
+            let image = Image {
+                kernel: &context.kernel,
+                initramfs: &archive,
+                parameters,
+                limit: limit(context),
+            };
+            let log = boot(&dir, &image, |line| line.starts_with(PROGRAM_END))?;
+            total += judge_log(context, &log, parameters);
+        }
     }
     Ok(total)
 }

@@ -29,7 +29,7 @@ const MEMORY_MIB: u64 = 256;
 
 /// Kernel parameters, the tests to run with them, and lines that the log must have. The calls'
 /// tests need checks; with `cfi=off` others show that the kernel works without.
-const PARAMETERS: [(&str, &str, &[&str]); 13] = [
+const PARAMETERS: [(&str, &str, &[&str]); 14] = [
     ("nokaslr", "memory::", &["KASLR: off"]),
     ("randomize_kstack_offset=off", "handler::stacks", &[]),
     ("cfi=auto", "cfi::good", &["CFI: Using rehashed optimised kCFI"]),
@@ -53,6 +53,7 @@ const PARAMETERS: [(&str, &str, &[&str]); 13] = [
         "shadow_stack::",
         &["kernel_shstk: ignoring unknown value maybe", "shadow stacks: off, the CPU has none"],
     ),
+    ("nousershstk", "shadow_stack::", &["shadow stacks of programs: off, as asked for"]),
     ("kernel_shstk=on", "shadow_stack::", &["warning: shadow stacks: off, the CPU has none"]),
     ("cfi=debug spectre_v2=off", "cfi::", &["CFI: verified ", " via Direct"]),
     ("cfi=debug spectre_v2=retpoline,lfence", "cfi::", &["CFI: verified ", " via Lfence"]),

@@ -61,6 +61,10 @@ pub fn main(args: &[String]) -> bool {
             write(1, crate::capabilities::told().as_bytes());
             true
         }
+        "shadow-stack" => {
+            write(1, crate::shstk::told("self").as_bytes());
+            true
+        }
         "pause" => loop {
             let _ = sc!(SYS_pause);
         },

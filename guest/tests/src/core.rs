@@ -107,6 +107,17 @@ fn ended(limit: u64, end: impl FnOnce()) -> (i32, Option<Vec<u8>>) {
     (status, std::fs::read(format!("{dir}/core")).ok())
 }
 
+/// The notes of this kind in the core of a child that ends so; none where cores are not plain.
+pub fn notes_of(kind: u32, end: impl FnOnce()) -> Option<Vec<Vec<u8>>> {
+    let (status, core) = ended(LARGE, end);
+    if !are_plain() {
+        return None;
+    }
+    assert_eq!(status & WITH_CORE, WITH_CORE);
+    let core = Core::of(core.expect("a core"));
+    Some(core.all(kind).into_iter().map(<[u8]>::to_vec).collect())
+}
+
 fn a_core_has_threads_and_memory() {
     let memory = anon(4 * 4096);
     // SAFETY: the second of four pages that were mapped writable just now; the pattern is shorter

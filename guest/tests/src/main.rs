@@ -73,6 +73,7 @@ mod scheduling;
 mod seccomp;
 mod segments;
 mod settle;
+mod shstk;
 mod signals;
 mod sizes;
 mod soak;
@@ -100,6 +101,7 @@ const SUBJECTS: &[&[Test]] = &[
     rseq::TESTS,
     core::TESTS,
     signals::TESTS,
+    shstk::TESTS,
     io_signals::TESTS,
     memory::TESTS,
     mappings::TESTS,

@@ -108,6 +108,13 @@ impl UserPtr<u32> {
     }
 }
 
+impl UserPtr<u64> {
+    /// Writes a word of the program's shadow stack: EFAULT unless it is one.
+    pub fn write_shadow_stack(self, word: u64) -> Result<()> {
+        uaccess::write_shadow_stack(self.address, word).map_err(efault)
+    }
+}
+
 impl UserPtr<[u16; 4]> {
     /// Copies one word of each record out; what else is in the records there stays as it is.
     pub fn write_column<const COLUMN: usize>(self, records: &[[u16; 4]]) -> Result<()> {

@@ -242,6 +242,7 @@ table! {
     fadvise64 => fs::fadvise64,
     readahead => fs::readahead,
     cachestat => mapping::cached::cachestat,
+    map_shadow_stack => mapping::shadow_stack::map_shadow_stack,
     sendfile => ipc::copying::sendfile,
     copy_file_range => ipc::copying::copy_file_range,
     splice => ipc::copying::splice,

@@ -7,7 +7,7 @@ use machine::memory::USER_END;
 use mitigations::by_program;
 
 use crate::base::user::UserPtr;
-use crate::mapping;
+use crate::mapping::{self, shadow_stack};
 use crate::process::hooks;
 use crate::process::settings::PR_MDWE_NO_INHERIT;
 use crate::process::signal::LAST;
@@ -228,7 +228,7 @@ pub fn arch_prctl(code: u32, address: u64) -> Result<u64> {
         // CPUID always works, and cannot be made to fault.
         ARCH_GET_CPUID => Ok(1),
         ARCH_SET_CPUID => Err(Errno::ENODEV),
-        _ => Err(Errno::EINVAL),
+        _ => shadow_stack::arch_prctl(code, address).unwrap_or(Err(Errno::EINVAL)),
     }
 }
 

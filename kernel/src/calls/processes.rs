@@ -67,6 +67,7 @@ pub fn clone(
         child_tid,
         tls,
         pidfd: parent_tid,
+        stack_size: 0,
         set_tid: None,
     };
     clone_with(regs, &request)
@@ -101,6 +102,7 @@ pub fn clone3(regs: &mut Args, address: u64, size: u64) -> Result<u64> {
             parent_tid: given.parent_tid,
             child_tid: given.child_tid,
             pidfd: given.pidfd,
+            stack_size: given.stack_size,
             set_tid,
         },
     )

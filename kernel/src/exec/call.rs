@@ -17,6 +17,7 @@ use super::{Image, READ_IMPLIES_EXEC, Request};
 use crate::base::args::Args;
 use crate::base::tally;
 use crate::base::user::read_path;
+use crate::mm::shadow_stack;
 use crate::process::current;
 use crate::process::hooks::{self, NextProgram};
 use crate::process::{Process, Thread, exit, fork, own, ptrace, rseq, upper, user_dispatch};
@@ -136,6 +137,7 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     let thread = current();
     let Image { credentials, secure, .. } = image;
     let old_credentials = process.credentials();
+    shadow_stack::drop_area(&**process, thread.shadow_stack.take_area());
     upper::leaves_memory(&thread);
     let readable = image.program.file.as_ref().is_some_and(|file| {
         let who = process.subject().with(credentials.clone());
@@ -180,6 +182,7 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     }
     machine::task::reset_user_segments();
     machine::fpu::reset_running();
+    thread.shadow_stack.forget();
     // A tracer sees which call this was.
     let orig_rax = regs.orig_rax;
     *regs = PtRegs { orig_rax, ..image.regs };

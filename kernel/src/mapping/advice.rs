@@ -256,13 +256,12 @@ impl MmInner {
         let mut address = at;
         let keys = Pkru::read();
         while address < end {
-            self.fault(PageFault { address, write, exec: false, present: false, keys }).map_err(
-                |error| match error {
-                    Errno::ENOMEM => Errno::ENOMEM,
-                    Errno::EKEYREJECTED => Errno::EINVAL,
-                    _ => Errno::EFAULT,
-                },
-            )?;
+            let fault = PageFault { keys, ..PageFault::by_kernel(address, write) };
+            self.fault(fault).map_err(|error| match error {
+                Errno::ENOMEM => Errno::ENOMEM,
+                Errno::EKEYREJECTED => Errno::EINVAL,
+                _ => Errno::EFAULT,
+            })?;
             address = self.table.page_end(address);
         }
         Ok(address.min(end))

@@ -54,7 +54,7 @@ pub(super) fn read_implies_exec(thread: &Thread) -> bool {
 pub(super) fn denies_exec(process: &Process, old: Prot, new: Prot) -> bool {
     new.contains(Prot::EXEC)
         && process.settings.deny_write_exec.load(Ordering::Relaxed) != 0
-        && (new.contains(Prot::WRITE) || !old.contains(Prot::EXEC))
+        && (new.changes() || !old.contains(Prot::EXEC))
 }
 
 /// `len` rounded up to pages of a size; EINVAL for 0, ENOMEM if it does not fit user space.

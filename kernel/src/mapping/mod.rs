@@ -14,6 +14,7 @@ pub mod policy;
 mod protect;
 mod remap;
 mod seal;
+pub mod shadow_stack;
 
 use alloc::vec::Vec;
 

@@ -54,6 +54,7 @@ impl Wanted {
         if self.reads_exec && prot.contains(Prot::READ) && vma.flags.contains(VmaFlags::MAY_EXEC) {
             prot |= Prot::EXEC;
         }
+        let prot = vma.asked(prot);
         let was_execute_only = vma.prot == Prot::EXEC.with_key(self.execute_only);
         let key = match self.key {
             Some(key) => key,
@@ -117,7 +118,7 @@ fn may_become(process: &Process, vma: &Vma, prot: Prot) -> Result<()> {
         Backing::File { file, .. } => file.as_deref(),
         _ => None,
     };
-    hooks::file_mprotect((file, prot.rights().bits().into()))?;
+    hooks::file_mprotect((file, (prot.rights() - Prot::SHADOW).bits().into()))?;
     if vma.is_sealed() { Err(Errno::EPERM) } else { Ok(()) }
 }
 
@@ -221,8 +222,7 @@ impl MmInner {
         self.table.protect(at, end, |page| {
             // Pages that are ours alone get the right to write at once; others by a fault.
             let is_own = anonymous_private && page.refs == 1 && !page.prot.is_none();
-            let may_write = page.prot.contains(Prot::WRITE) || is_own;
-            if may_write { wanted } else { wanted - Prot::WRITE }
+            if page.prot.changes() || is_own { wanted } else { wanted.read_only() }
         });
         // A neighbour that joined had these rights already.
         Some(joined)

@@ -35,7 +35,7 @@ impl Sums {
         let pages = (vma.end - start) / PAGE;
         let if_so = |condition: bool| if condition { pages } else { 0 };
         let is_file = matches!(vma.backing, Backing::File { .. });
-        let is_stack = vma.flags.contains(VmaFlags::GROWS_DOWN);
+        let is_stack = vma.flags.intersects(VmaFlags::GROWS_DOWN | VmaFlags::SHADOW_STACK);
         Sums {
             total: pages,
             locked: if_so(vma.flags.contains(VmaFlags::LOCKED)),

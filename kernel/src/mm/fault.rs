@@ -74,7 +74,7 @@ impl MmInner {
         };
         match fault.present {
             false => self.try_fill(page, start, vma, fault.write),
-            true => fault.write && self.try_write(page, start, vma),
+            true => fault.write && self.try_write(page, start, vma, fault),
         }
     }
 
@@ -85,7 +85,7 @@ impl MmInner {
                 .map(|frame| vacant.fill(frame, vma.page_prot(), PageKind::Anonymous))
                 .is_ok(),
             Backing::Anonymous => zero_page()
-                .map(|frame| vacant.fill(frame, vma.page_prot() - Prot::WRITE, PageKind::Special))
+                .map(|frame| vacant.fill(frame, vma.page_prot().read_only(), PageKind::Special))
                 .is_ok(),
             Backing::File { cache, page_offset, .. } if write => {
                 let index = page_offset + (page - start) / PAGE;
@@ -104,7 +104,7 @@ impl MmInner {
                 let around = Around::new(page, start, vma, *page_offset);
                 let mut frames = around.resident(cache);
                 let Some(frame) = frames[around.of(page)].take() else { return false };
-                let (prot, kind) = (vma.page_prot() - Prot::WRITE, kind_of(cache));
+                let (prot, kind) = (vma.page_prot().read_only(), kind_of(cache));
                 // Whoever was first has brought in no less: the access tells.
                 vacant.fill(frame, prot, kind);
                 self.table.fill_absent(around.first, frames.into_iter(), prot, kind);
@@ -115,10 +115,10 @@ impl MmInner {
     }
 
     /// A write to a page that was there without the right to it, beside other threads.
-    fn try_write(&self, page: u64, start: u64, vma: &Vma) -> bool {
+    fn try_write(&self, page: u64, start: u64, vma: &Vma, fault: PageFault) -> bool {
         let Some(read_only) = self.table.read_only(page) else {
             // Another thread may have been first.
-            return self.table.allows(page, Prot::WRITE);
+            return self.table.allows(page, right_to_write(fault));
         };
         let prot = vma.page_prot();
         if vma.shared {
@@ -149,12 +149,12 @@ impl MmInner {
             return self.fault_huge(page, start, &vma, area, fault.write);
         }
         match self.table.lookup(page) {
-            Some(mapping) if fault.write && !mapping.prot.contains(Prot::WRITE) => {
+            Some(mapping) if fault.write && !mapping.prot.contains(right_to_write(fault)) => {
                 self.write_to_shared(page, start, &vma, mapping.frame)
             }
             Some(mapping) if is_within(mapping.prot, fault) => Ok(()),
             Some(mapping) => {
-                self.map(page, mapping.frame, vma.page_prot() - Prot::WRITE, mapping.kind)
+                self.map(page, mapping.frame, vma.page_prot().read_only(), mapping.kind)
             }
             None => self.bring_in(page, start, &vma, fault.write),
         }
@@ -193,7 +193,7 @@ impl MmInner {
             }
             Backing::Anonymous => {
                 let frame = zero_page()?;
-                self.map(page, frame, vma.page_prot() - Prot::WRITE, PageKind::Special)
+                self.map(page, frame, vma.page_prot().read_only(), PageKind::Special)
             }
             Backing::File { .. } if self.bring_in_run(page, start, vma, write) => Ok(()),
             Backing::File { cache, page_offset, .. } => {
@@ -207,7 +207,7 @@ impl MmInner {
                     let copy = duplicate(&frame)?;
                     return self.map(page, copy, vma.page_prot(), PageKind::Anonymous);
                 }
-                self.map(page, frame, vma.page_prot() - Prot::WRITE, kind_of(cache))?;
+                self.map(page, frame, vma.page_prot().read_only(), kind_of(cache))?;
                 self.map_around(page, start, vma, cache, *page_offset);
                 Ok(())
             }
@@ -215,7 +215,7 @@ impl MmInner {
             Backing::Special { frames, .. } => {
                 let index = ((page - start) / PAGE) as usize;
                 let frame = frames.get(index).ok_or(Errno::ENXIO)?.clone();
-                self.map(page, frame, vma.page_prot() - Prot::WRITE, PageKind::Special)
+                self.map(page, frame, vma.page_prot().read_only(), PageKind::Special)
             }
         }
     }
@@ -256,7 +256,7 @@ impl MmInner {
     ) {
         let around = Around::new(page, start, vma, page_offset);
         let frames = around.resident(cache).into_iter();
-        let prot = vma.page_prot() - Prot::WRITE;
+        let prot = vma.page_prot().read_only();
         // Without memory for a table the neighbours fault by themselves.
         let _ = self.table.map_absent(around.first, frames, prot, kind_of(cache));
     }
@@ -306,10 +306,11 @@ impl MmInner {
         let (mut page, keys) = (start, Pkru::read());
         while page < end {
             let Some((_, vma)) = self.find(page) else { return Err(Errno::ENOMEM) };
-            let write = vma.prot.contains(Prot::WRITE) && !vma.shared;
+            let write = vma.prot.changes() && !vma.shared;
+            let shadow = vma.prot.contains(Prot::SHADOW);
             let exec = vma.prot.contains(Prot::EXEC) && !vma.prot.contains(Prot::READ);
             let exec = exec && !write;
-            self.fault(PageFault { address: page, write, exec, present: false, keys })?;
+            self.fault(PageFault { address: page, write, shadow, exec, present: false, keys })?;
             page = self.table.page_end(page);
         }
         Ok(())
@@ -349,12 +350,17 @@ impl Around {
 /// Whether the area gives the right to it.
 fn is_allowed(vma: &Vma, fault: PageFault) -> bool {
     if fault.write {
-        vma.prot.contains(Prot::WRITE)
+        vma.prot.contains(right_to_write(fault))
     } else if fault.exec {
         vma.prot.contains(Prot::EXEC)
     } else {
         vma.is_accessible()
     }
+}
+
+/// What a fault that is a write asks for.
+fn right_to_write(fault: PageFault) -> Prot {
+    if fault.shadow { Prot::SHADOW } else { Prot::WRITE }
 }
 
 /// Whether the area's protection key lets the program. Nothing keeps it from executing.

@@ -80,7 +80,7 @@ pub fn init(command_line: &str) {
 impl Vma {
     /// Whether there may be huge pages in it, if somebody asks for them.
     fn may_be_huge(&self) -> bool {
-        let never = VmaFlags::NO_HUGE | VmaFlags::GROWS_DOWN;
+        let never = VmaFlags::NO_HUGE | VmaFlags::GROWS_DOWN | VmaFlags::SHADOW_STACK;
         self.is_private_anonymous() && !self.flags.intersects(never)
     }
 }

@@ -32,6 +32,7 @@ pub mod keys;
 mod mapper;
 pub mod remote;
 mod search;
+pub mod shadow_stack;
 pub mod vdso;
 pub mod vma;
 

@@ -175,7 +175,14 @@ impl MmInner {
 
 /// Where the room begins that an area at `start` keeps free below itself.
 fn guarded_start(start: u64, vma: &Vma) -> u64 {
-    let guard = if vma.flags.contains(VmaFlags::GROWS_DOWN) { STACK_GUARD } else { 0 };
+    let guard = if vma.flags.contains(VmaFlags::GROWS_DOWN) {
+        STACK_GUARD
+    } else if vma.is_shadow_stack() {
+        // Returns and INCSSP read one page beyond the end at most.
+        PAGE
+    } else {
+        0
+    };
     start.saturating_sub(guard)
 }
 

@@ -73,6 +73,8 @@ bitflags! {
         const SEALED = 1 << 14;
         /// MAP_NORESERVE, which is kept: areas with it are not one with areas without.
         const NO_RESERVE = 1 << 15;
+        /// A shadow stack: its right to change is [`Prot::SHADOW`].
+        const SHADOW_STACK = 1 << 16;
     }
 }
 
@@ -161,6 +163,21 @@ impl Vma {
         if self.is_accessible() { self.prot | Prot::READ } else { self.prot }
     }
 
+    /// Whether it is a shadow stack, whatever its rights.
+    #[must_use]
+    pub fn is_shadow_stack(&self) -> bool {
+        self.flags.contains(VmaFlags::SHADOW_STACK)
+    }
+
+    /// What its rights become where a program asks for these: a shadow stack stays one.
+    #[must_use]
+    pub fn asked(&self, prot: Prot) -> Prot {
+        if self.is_shadow_stack() && prot.contains(Prot::WRITE) {
+            return (prot - Prot::WRITE) | Prot::SHADOW;
+        }
+        prot
+    }
+
     /// Whether it is private memory without a file.
     #[must_use]
     pub fn is_private_anonymous(&self) -> bool {
@@ -190,7 +207,7 @@ impl Vma {
         self.is_sealed()
             && self.is_private_anonymous()
             && self.is_without_file()
-            && !self.prot.contains(Prot::WRITE)
+            && !self.prot.changes()
     }
 
     /// What begins `bytes` further on: the rest of an area that is cut.

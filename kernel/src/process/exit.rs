@@ -16,6 +16,7 @@ use super::{ExitState, Process, Thread, hooks, ptrace, relations, release_pid, u
 use crate::base::poll::events;
 use crate::base::sched;
 use crate::base::sync::WaitError;
+use crate::mm::shadow_stack;
 use crate::process::current;
 
 /// The status of a program that ended without one: as if SIGKILL had ended it.
@@ -53,6 +54,7 @@ fn leave_process(status: i32) {
     let process = thread.process.clone();
     thread.signals.lock().is_exiting = true;
     hooks::task_free((&thread,));
+    shadow_stack::drop_area(&*process, thread.shadow_stack.take_area());
     (upper::upper().leaves_memory)(&thread);
     machine::task::leave_space();
     super::own::leave(current());

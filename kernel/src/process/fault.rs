@@ -1,6 +1,7 @@
 //! Page faults of the running program, and the kernel's on its behalf: they go to its address space
 //! (`mm::fault`), and to whoever frees memory if there is none.
 
+use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
@@ -8,8 +9,10 @@ use machine::entry::PageFault;
 
 use super::{Process, current, has_current, work};
 use crate::base::reserve::relieve;
+use crate::mm::Mm;
 use crate::mm::fault::StackLimits;
-use crate::security::Resource;
+use crate::mm::shadow_stack::Owner;
+use crate::security::{Resource, subject_hooks};
 
 impl StackLimits for Process {
     fn stack_bytes(&self) -> u64 {
@@ -18,6 +21,28 @@ impl StackLimits for Process {
 
     fn locked_bytes(&self) -> u64 {
         self.lock_limit()
+    }
+}
+
+impl Owner for Process {
+    fn check_memory(&self, bytes: u64) -> Result<()> {
+        subject_hooks::vm_enough_memory((&self.subject(), bytes))
+    }
+
+    fn total_limit(&self) -> u64 {
+        self.limit(Resource::AddressSpace)
+    }
+
+    fn locked_limit(&self) -> u64 {
+        self.lock_limit()
+    }
+
+    fn stack_limit(&self) -> u64 {
+        self.limit(Resource::Stack)
+    }
+
+    fn memory(&self) -> Result<Arc<Mm>> {
+        self.mm()
     }
 }
 

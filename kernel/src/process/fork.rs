@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use entry::PtRegs;
+use entry::shadow_stack::Child;
 use machine::fpu::FpuState;
 use machine::memory::USER_END;
 use machine::sync::{ReadMostly, SpinLock};
@@ -28,7 +29,7 @@ use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::transfers::Transfers;
 use crate::base::user::UserPtr;
-use crate::mm::Mm;
+use crate::mm::{Mm, shadow_stack};
 use crate::process::current;
 use crate::security::{Capability, Credentials, Limits, Resource, UNLIMITED, subject_hooks};
 
@@ -44,6 +45,8 @@ pub struct Request {
     pub parent_tid: u64,
     pub child_tid: u64,
     pub pidfd: u64,
+    /// Bytes of the child's stack, where they are known: what its shadow stack gets.
+    pub stack_size: u64,
     /// The child's id, if the caller chooses it.
     pub set_tid: Option<Pid>,
 }
@@ -190,10 +193,15 @@ fn create(regs: &PtRegs, request: &Request, tid: Pid) -> Result<Arc<Thread>> {
     let own = own_of_child(&parent, flags)?;
     let process =
         if flags & THREAD != 0 { parent.process.clone() } else { new_process(request, tid)? };
-    let task = new_task(regs, request, &process)?;
+    let mut task = new_task(regs, request, &process)?;
+    let kind = Child::of(parent.shadow_stack.features(), flags & VM != 0, flags & VFORK != 0);
+    let shadow = &parent.shadow_stack;
+    let area = shadow.for_child(&*process, kind, request.stack_size, &mut task)?;
     let child = Thread::new(tid, process.clone(), task, own);
+    child.shadow_stack.inherit(&parent.shadow_stack, area);
     inherit(&parent, &child, request);
     if let Err(error) = introduce(&parent, &child, request) {
+        shadow_stack::drop_area(&*process, child.shadow_stack.take_area());
         child.base.task().abandon();
         return Err(error);
     }

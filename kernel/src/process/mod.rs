@@ -25,6 +25,7 @@ use crate::base::sync::{Mutex, WaitQueue};
 use crate::base::thread_settings::ThreadSettings;
 use crate::base::transfers::Transfers;
 use crate::mm::Mm;
+use crate::mm::shadow_stack::ShadowStack;
 use crate::security::landlock::Confinement;
 use crate::security::{Capability, Credentials, Limits, Resource};
 use crate::vfs::File;
@@ -107,6 +108,8 @@ pub struct Thread {
     exceeds_processes: AtomicBool,
     /// What it has chosen for itself.
     pub settings: ThreadSettings,
+    /// Its shadow stack, if it has one.
+    pub shadow_stack: ShadowStack,
     /// What it has read and written.
     pub transfers: Transfers,
     /// How restart_syscall(2) goes on with an interrupted call.
@@ -199,6 +202,7 @@ impl Thread {
             confinement: Confinement::default(),
             exceeds_processes: AtomicBool::new(false),
             settings: ThreadSettings::default(),
+            shadow_stack: ShadowStack::default(),
             transfers: Transfers::default(),
             restart: SpinLock::new(None),
             own,

@@ -102,6 +102,9 @@ fn each_flag(mut use_name: impl FnMut(&str)) {
             }
         }
     }
+    if machine::user_shadow_stack::exist() {
+        use_name("user_shstk");
+    }
     if cpuid(0x8000_0007, 0)[3] & 1 << 8 != 0 && has_leaf(0x8000_0007) {
         use_name("nonstop_tsc");
     }

@@ -134,7 +134,7 @@ fn put_header(out: &mut Text, area: &Area) {
     out.bytes(&[
         b' ',
         flag(Prot::READ, b'r'),
-        flag(Prot::WRITE, b'w'),
+        if vma.prot.changes() { b'w' } else { b'-' },
         flag(Prot::EXEC, b'x'),
         if vma.shared { b's' } else { b'p' },
         b' ',
@@ -241,7 +241,7 @@ impl Sums {
             PageKind::Anonymous => (true, page.refs),
             PageKind::File | PageKind::Shmem => (false, page.refs.saturating_sub(1)),
         };
-        let is_dirty = is_anonymous || page.prot.contains(Prot::WRITE);
+        let is_dirty = is_anonymous || page.prot.changes();
         let share = PAGE / u64::from(mappers.max(1));
         self.resident += PAGE;
         self.proportional += share;
@@ -393,7 +393,7 @@ fn smap(_: &Subject, area: &Area, out: &mut Text) {
     let has = |flag: VmaFlags| vma.flags.contains(flag);
     let flags = [
         (vma.prot.contains(Prot::READ), "rd"),
-        (vma.prot.contains(Prot::WRITE), "wr"),
+        (vma.prot.changes(), "wr"),
         (vma.prot.contains(Prot::EXEC), "ex"),
         (vma.shared, "sh"),
         (true, "mr"),
@@ -412,6 +412,7 @@ fn smap(_: &Subject, area: &Area, out: &mut Text) {
         (has(VmaFlags::DONT_DUMP), "dd"),
         (has(VmaFlags::HUGE), "hg"),
         (has(VmaFlags::NO_HUGE), "nh"),
+        (has(VmaFlags::SHADOW_STACK), "ss"),
         (has(VmaFlags::DROPPABLE), "dp"),
         (has(VmaFlags::SEALED), "sl"),
     ];

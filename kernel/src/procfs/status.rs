@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use abi::{Result, general as raw};
+use entry::shadow_stack::feature;
 
 use super::process_dir::Subject;
 use super::system::{KB_PER_PAGE, NS_PER_TICK};
@@ -313,7 +314,22 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     out.named("voluntary_ctxt_switches:\t", switches.0);
     out.named("\nnonvoluntary_ctxt_switches:\t", switches.1);
     out.bytes(b"\n");
+    let shadow = thread
+        .map_or((0, 0), |thread| (thread.shadow_stack.features(), thread.shadow_stack.locked()));
+    put_features(b"x86_Thread_features:\t", shadow.0, out);
+    put_features(b"x86_Thread_features_locked:\t", shadow.1, out);
     Ok(())
+}
+
+/// What a thread has switched on of its CPU, or has locked.
+fn put_features(name: &[u8], features: u64, out: &mut Text) {
+    out.bytes(name);
+    for (bit, word) in [(feature::SHSTK, &b"shstk "[..]), (feature::WRSS, b"wrss ")] {
+        if features & bit != 0 {
+            out.bytes(word);
+        }
+    }
+    out.bytes(b"\n");
 }
 
 fn put_ids(subject: &Subject, out: &mut Text) {

@@ -50,6 +50,7 @@ mod note {
     pub(super) const PRPSINFO: u32 = 3;
     pub(super) const AUXV: u32 = 6;
     pub(super) const X86_XSTATE: u32 = 0x202;
+    pub(super) const X86_SHSTK: u32 = 0x204;
     pub(super) const SIGINFO: u32 = 0x5349_4749;
     pub(super) const FILE: u32 = 0x4649_4c45;
 }
@@ -191,7 +192,7 @@ impl Notes {
     }
 }
 
-/// NT_PRSTATUS, NT_PRFPREG and NT_X86_XSTATE of the running thread.
+/// NT_PRSTATUS, NT_PRFPREG, NT_X86_XSTATE and NT_X86_SHSTK of the running thread.
 fn thread_notes(thread: &Thread, regs: &PtRegs, info: &SigInfo) -> Result<Notes> {
     let mut notes = Notes::default();
     notes.add("CORE", note::PRSTATUS, &status(thread, regs, info))?;
@@ -203,9 +204,12 @@ fn add_fpu(notes: &mut Notes) -> Result<()> {
     let fpu = FpuState::of_running().map_err(|_| Errno::ENOMEM)?;
     let image = regset::whole_image(fpu.bytes())?;
     notes.add("CORE", note::PRFPREG, &image[..FXSAVE_BYTES.min(image.len())])?;
-    match machine::cpu::features().xsave {
-        true => notes.add("LINUX", note::X86_XSTATE, &image),
-        false => Ok(()),
+    if machine::cpu::features().xsave {
+        notes.add("LINUX", note::X86_XSTATE, &image)?;
+    }
+    match machine::task::shadow_stack_pointer() {
+        Some(pointer) => notes.add("LINUX", note::X86_SHSTK, &pointer.to_le_bytes()),
+        None => Ok(()),
     }
 }
 
@@ -322,7 +326,7 @@ fn areas(process: &Process) -> Result<(Vec<Segment>, Vec<u8>)> {
             end: vma.end,
             kept: kept_bytes((*start, vma, *has_own), wanted, is_elf),
             flags: u32::from(vma.prot.contains(Prot::READ)) << 2
-                | u32::from(vma.prot.contains(Prot::WRITE)) << 1
+                | u32::from(vma.prot.changes()) << 1
                 | u32::from(vma.prot.contains(Prot::EXEC)),
             is_sparse: matches!(vma.backing, Backing::Anonymous | Backing::Hugetlb(_)),
         });

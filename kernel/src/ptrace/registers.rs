@@ -6,6 +6,7 @@
 //! outside the canonical range are refused here already.
 
 use abi::{Errno, Result};
+use entry::shadow_stack::{Action, Call, Thread as State, checked_ssp, decide, feature};
 use entry::{PtRegs, flags};
 use machine::memory::USER_END;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -217,7 +218,7 @@ fn write_debug(state: &mut TraceeState, number: usize, value: u64) -> Result<()>
     if done { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-/// PTRACE_ARCH_PRCTL: arch_prctl(2) of the tracee, for the segment bases.
+/// PTRACE_ARCH_PRCTL: arch_prctl(2) of the tracee, for the segment bases and its shadow stack.
 pub(super) fn arch_prctl(thread: &Thread, argument: u64, code: u64) -> Result<u64> {
     const SET_GS: u64 = 0x1001;
     const SET_FS: u64 = 0x1002;
@@ -233,7 +234,41 @@ pub(super) fn arch_prctl(thread: &Thread, argument: u64, code: u64) -> Result<u6
             let word = with_stopped(thread, |state, _| Ok(read_all(state)[place]))?;
             UserPtr::<u64>::new(argument).write(&word)?;
         }
+        _ => return shadow_stack(thread, Call::from_code(code).ok_or(Errno::EINVAL)?, argument),
+    }
+    Ok(0)
+}
+
+/// The same for its shadow stack: a tracer locks and unlocks, and switches nothing.
+fn shadow_stack(thread: &Thread, call: Call, argument: u64) -> Result<u64> {
+    let own = &thread.shadow_stack;
+    match decide(call, argument, &State::default()) {
+        Ok(Action::Lock(features)) => own.lock(features),
+        Ok(Action::Unlock(features)) => own.unlock(features),
+        Ok(Action::Tell) => UserPtr::<u64>::new(argument).write(&own.features())?,
         _ => return Err(Errno::EINVAL),
     }
     Ok(0)
+}
+
+/// ENODEV unless the tracee has a shadow stack.
+fn check_shadow_stack(thread: &Thread) -> Result<()> {
+    if thread.shadow_stack.features() & feature::SHSTK != 0 { Ok(()) } else { Err(Errno::ENODEV) }
+}
+
+/// Where the tracee's shadow stack ends (NT_X86_SHSTK).
+pub(super) fn shadow_pointer(thread: &Thread) -> Result<u64> {
+    check_shadow_stack(thread)?;
+    with_stopped(thread, |state, _| state.registers.shadow.ok_or(Errno::ENODEV))
+}
+
+/// Moves that. EINVAL for what no program can have there.
+pub(super) fn set_shadow_pointer(thread: &Thread, bytes: &[u8]) -> Result<()> {
+    check_shadow_stack(thread)?;
+    let word = bytes.try_into().map_err(|_| Errno::EINVAL)?;
+    let pointer = checked_ssp(u64::from_le_bytes(word), USER_END).ok_or(Errno::EINVAL)?;
+    with_stopped(thread, |state, _| {
+        (state.registers.shadow, state.registers.shadow_changed) = (Some(pointer), true);
+        Ok(())
+    })
 }

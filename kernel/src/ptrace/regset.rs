@@ -1,5 +1,5 @@
 //! Register sets by their names in core files (PTRACE_GETREGSET, PTRACE_SETREGSET): the general
-//! registers, the legacy FPU image, and the whole XSAVE image.
+//! registers, the legacy FPU image, the whole XSAVE image, and the end of the shadow stack.
 //!
 //! The image that a switch saves may lack components that were in their initial state (XSAVEOPT
 //! does not write them, SDM 1, 13.7); a tracer is given them in full.
@@ -19,6 +19,8 @@ use crate::process::ptrace::TraceeState;
 const NT_PRSTATUS: u64 = 1;
 const NT_PRFPREG: u64 = 2;
 const NT_X86_XSTATE: u64 = 0x202;
+/// Where the shadow stack ends.
+const NT_X86_SHSTK: u64 = 0x204;
 
 /// Bytes that every size is a multiple of.
 const UNIT: usize = 8;
@@ -47,6 +49,7 @@ fn size_of_set(kind: u64) -> Result<usize> {
         NT_PRSTATUS => Ok(registers::WORDS * 8),
         NT_PRFPREG => Ok(FXSAVE_BYTES),
         NT_X86_XSTATE if machine::cpu::features().xsave => Ok(state_bytes()),
+        NT_X86_SHSTK => Ok(UNIT),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -73,6 +76,7 @@ pub(super) fn get(thread: &Thread, kind: u64, data: u64) -> Result<u64> {
             bytes.extend_from_slice(words.as_bytes());
             bytes
         }
+        NT_X86_SHSTK => registers::shadow_pointer(thread)?.to_le_bytes().to_vec(),
         _ => fpu_image(thread)?,
     };
     let len = (vector.len as usize).min(bytes.len());
@@ -95,6 +99,7 @@ pub(super) fn set(thread: &Thread, kind: u64, data: u64) -> Result<u64> {
             words.enumerate().try_for_each(|(at, word)| registers::write_one(state, at, word))
         })?,
         NT_PRFPREG => set_legacy(thread, &bytes)?,
+        NT_X86_SHSTK => registers::set_shadow_pointer(thread, &bytes)?,
         // Only a whole image says what it means.
         _ if bytes.len() < state_bytes() => return Err(Errno::EFAULT),
         _ => set_image(thread, &bytes)?,

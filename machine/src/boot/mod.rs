@@ -175,6 +175,7 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
 /// first function, whose callers nobody returns to.
 #[inline(always)]
 fn check_returns() {
+    cpu::user_shadow_stack::init_cpu();
     if let Some(prepared) = shadow_stack::prepare().expect("memory for a shadow stack") {
         cpu::shadow_stack::begin();
         shadow_stack::verify(&prepared);
@@ -203,6 +204,7 @@ fn init_memory(start: StartInfo) -> BootInfo {
     }
     let command_line = command_line(start.command_line);
     mitigations::init(command_line);
+    cpu::user_shadow_stack::init(command_line);
     // Tables for the direct map in 2 MiB pages, the image in 4 KiB pages, and the loader's
     // leftovers are below 4 GiB, which is all the boot tables reach.
     let mut new_table = || {

@@ -28,6 +28,7 @@ pub(crate) mod shadow_stack;
 pub mod speculation;
 pub(crate) mod static_key;
 pub mod sync;
+pub mod user_shadow_stack;
 
 pub(crate) use address::{
     IMAGE_LINKED, KERNEL_HALF_START, VMAP_BYTES, direct_map_base, image_phys, kernel_base, linked,
@@ -72,8 +73,12 @@ pub mod msr {
     pub const TSC_AUX: u32 = 0xc000_0103;
     /// TSC deadline of the local APIC timer.
     pub const TSC_DEADLINE: u32 = 0x6e0;
-    /// What control-flow enforcement does in the kernel (SDM 1, 17.1.2).
+    /// What control-flow enforcement does in programs (SDM 1, 17.1.2).
+    pub const U_CET: u32 = 0x6a0;
+    /// What it does in the kernel.
     pub const S_CET: u32 = 0x6a2;
+    /// A program's shadow stack while the kernel runs.
+    pub const PL3_SSP: u32 = 0x6a7;
     /// The shadow stack of entries from programs (SDM 1, 17.2).
     pub const PL0_SSP: u32 = 0x6a4;
     /// The table of the shadow stacks of interrupt stacks.
@@ -308,6 +313,9 @@ pub(crate) mod cr {
     pub(crate) const S_CET_SHADOW_STACK: u64 = 1;
     /// All that `S_CET` says about shadow stacks: the second bit lets WRSS write them.
     pub(crate) const S_CET_SHADOW: u64 = 0b11;
+    /// Of `U_CET`: returns of the program are checked, and WRSS writes what they are checked by.
+    pub(crate) const U_CET_SHADOW_STACK: u64 = 1;
+    pub(crate) const U_CET_WRSS: u64 = 1 << 1;
     /// Of `S_CET`: indirect branches must land on ENDBR64.
     pub(crate) const S_CET_ENDBR: u64 = 1 << 2;
     pub(crate) const EFER_SCE: u64 = 1;

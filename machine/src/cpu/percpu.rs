@@ -126,6 +126,8 @@ pub(crate) struct CpuLocal {
     pub(crate) guest_task: Cell<*const TaskHead>,
     /// What this CPU's DR7 enables (`debug_registers`).
     pub(crate) debug_control: Cell<u64>,
+    /// What this CPU's `U_CET` is (`user_shadow_stack`).
+    pub(crate) user_cet: Cell<u64>,
     /// The local APIC id of this CPU.
     pub(crate) apic_id: Cell<u32>,
     /// TLB shootdown state, see `tlb`.
@@ -170,6 +172,7 @@ impl CpuLocal {
             guest_exits: AtomicU64::new(0),
             guest_task: Cell::new(core::ptr::null()),
             debug_control: Cell::new(0),
+            user_cet: Cell::new(0),
             apic_id: Cell::new(0),
             tlb_wanted: AtomicU32::new(0),
             reading: AtomicUsize::new(0),

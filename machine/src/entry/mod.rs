@@ -150,8 +150,10 @@ pub mod vector {
 pub struct PageFault {
     /// The address, below [`USER_END`].
     pub address: u64,
-    /// It was a write.
+    /// It was a write; any use of a shadow stack counts as one.
     pub write: bool,
+    /// It was the use of a shadow stack.
+    pub shadow: bool,
     /// It was an instruction fetch.
     pub exec: bool,
     /// A page was there, without the right. False if that is not known.
@@ -163,7 +165,20 @@ pub struct PageFault {
 impl PageFault {
     /// The kernel's own access, which no protection key keeps from a page.
     pub const fn by_kernel(address: u64, write: bool) -> PageFault {
-        PageFault { address, write, exec: false, present: false, keys: Pkru::ALL }
+        PageFault { address, write, shadow: false, exec: false, present: false, keys: Pkru::ALL }
+    }
+
+    /// What the CPU says of one, by its error code.
+    pub fn of_code(address: u64, code: u64) -> PageFault {
+        let has = |bit: u64| code & bit != 0;
+        PageFault {
+            address,
+            write: has(fault_code::WRITE | fault_code::SHADOW_STACK),
+            shadow: has(fault_code::SHADOW_STACK),
+            exec: has(fault_code::FETCH),
+            present: has(fault_code::PRESENT),
+            keys: Pkru::read(),
+        }
     }
 }
 
@@ -475,6 +490,8 @@ pub mod fault_code {
     pub const USER: u64 = 1 << 2;
     /// The access was an instruction fetch.
     pub const FETCH: u64 = 1 << 4;
+    /// The access was one to a shadow stack: of a call, a return or WRUSS.
+    pub const SHADOW_STACK: u64 = 1 << 6;
 }
 
 fn kernel_page_fault(regs: &mut PtRegs) {
@@ -482,9 +499,7 @@ fn kernel_page_fault(regs: &mut PtRegs) {
     let may_sleep = regs.rflags & flags::IF != 0 && percpu::may_sleep();
     let is_copy = uaccess::fixup(regs.rip).is_some();
     if address < USER_END && is_copy && may_sleep {
-        let write = regs.orig_rax & fault_code::WRITE != 0;
-        let present = regs.orig_rax & fault_code::PRESENT != 0;
-        let fault = PageFault { address, write, exec: false, present, keys: Pkru::read() };
+        let fault = PageFault::of_code(address, regs.orig_rax);
         cpu::irq_enable();
         let retry = limen_kernel_page_fault(fault);
         cpu::irq_disable();

@@ -20,7 +20,7 @@
 use core::sync::atomic::Ordering;
 
 use super::page_table::{Gather, PageTable, user_range};
-use super::pte::{PageKind, Prot, Pte, PteFlags};
+use super::pte::{PageKind, Prot, Pte};
 use super::walk::Slot;
 use crate::context_tracking::local::flush_user_page;
 use crate::memory::frame::{self, Frame, OutOfMemory, PAGE_SIZE};
@@ -105,7 +105,7 @@ impl PageTable {
         }
         let slot = self.slot(va)?;
         let seen = slot.get();
-        let is_read_only = seen.is_present() && !seen.has(PteFlags::WRITE);
+        let is_read_only = seen.is_present() && !seen.prot().changes();
         is_read_only.then_some(ReadOnly { table: self, va, slot, seen })
     }
 

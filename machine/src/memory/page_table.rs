@@ -22,7 +22,7 @@ use arrayvec::ArrayVec;
 use super::USER_END;
 use super::isolation::mirror;
 use super::kernel_space::new_table;
-use super::pte::{KINDS, PageKind, Prot, Pte, PteFlags};
+use super::pte::{CHANGES, KINDS, PageKind, Prot, Pte, PteFlags};
 use super::user_space::Space;
 use super::walk::{
     ENTRIES, EachLeaf, Slot, TOP, Table, Tables, UpToLeaf, User, Visit, index, span,
@@ -884,7 +884,7 @@ impl Visit for Share<'_> {
             return ControlFlow::Break(());
         };
         if self.copy_on_write && entry.has(PteFlags::WRITE) {
-            entry = entry.without(PteFlags::WRITE.union(PteFlags::DIRTY));
+            entry = entry.without(CHANGES);
             slot.set(entry);
         }
         // SAFETY: the parent's entry holds the references, and the parent is held exclusively; the
@@ -907,8 +907,9 @@ impl Visit for Share<'_> {
         let copy_on_write = self.copy_on_write;
         let done = table.each_used(range, |i, mut entry| {
             if let Some(pfn) = entry.frame() {
-                if copy_on_write && entry.has(PteFlags::WRITE) {
-                    entry = entry.without(PteFlags::WRITE.union(PteFlags::DIRTY));
+                // A shadow stack has one of the two.
+                if copy_on_write && entry.flags().intersects(CHANGES) {
+                    entry = entry.without(CHANGES);
                     table.set(i, entry);
                 }
                 // SAFETY: the parent's entry holds a reference; the new one goes to the child's

@@ -21,6 +21,9 @@ bitflags! {
         const WRITE = 2;
         /// May be executed.
         const EXEC = 4;
+        /// Calls may push their return addresses there, and no ordinary store writes: a shadow
+        /// stack. Never with WRITE.
+        const SHADOW = 8;
         /// The number of the key, 0 to 15.
         const KEY = 0xf0;
     }
@@ -57,6 +60,20 @@ impl Prot {
         self.rights().is_empty()
     }
 
+    /// Without any right that changes the page.
+    #[must_use]
+    #[inline]
+    pub const fn read_only(self) -> Prot {
+        self.difference(Prot::WRITE.union(Prot::SHADOW))
+    }
+
+    /// Whether the page changes, by stores or as a shadow stack.
+    #[must_use]
+    #[inline]
+    pub const fn changes(self) -> bool {
+        self.intersects(Prot::WRITE.union(Prot::SHADOW))
+    }
+
     /// Whether a page that was `old` can do no less: a stale translation only faults again.
     #[inline]
     pub(crate) const fn keeps(self, old: Prot) -> bool {
@@ -85,6 +102,10 @@ bitflags! {
         const NO_EXECUTE = 1 << 63;
     }
 }
+
+/// What makes a program's page one that changes: both, or DIRTY alone for a shadow stack (SDM 3A,
+/// 4.6.1). Nothing else is DIRTY: who may not write has never been able to, or has lost both.
+pub(super) const CHANGES: PteFlags = PteFlags::WRITE.union(PteFlags::DIRTY);
 
 /// What is in a program's page; what its sizes in /proc tell apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -214,7 +235,9 @@ impl Pte {
         }
         let mut flags = PteFlags::PRESENT.union(PteFlags::USER).union(PteFlags::ACCESSED).bits();
         if prot.contains(Prot::WRITE) {
-            flags |= PteFlags::WRITE.union(PteFlags::DIRTY).bits();
+            flags |= CHANGES.bits();
+        } else if prot.contains(Prot::SHADOW) {
+            flags |= PteFlags::DIRTY.bits();
         }
         if !prot.contains(Prot::EXEC) {
             flags |= PteFlags::NO_EXECUTE.bits();
@@ -257,7 +280,9 @@ impl Pte {
             return Prot::empty();
         }
         let mut prot = Prot::READ.with_key((self.0 >> KEY_SHIFT) as u8 & 0xf);
-        prot.set(Prot::WRITE, self.has(PteFlags::WRITE));
+        let is_writable = self.has(PteFlags::WRITE);
+        prot.set(Prot::WRITE, is_writable);
+        prot.set(Prot::SHADOW, !is_writable && self.has(PteFlags::DIRTY));
         prot.set(Prot::EXEC, !self.has(PteFlags::NO_EXECUTE));
         prot
     }

@@ -262,6 +262,16 @@ pub fn write_u64(at: u64, value: u64) -> Result<(), Fault> {
     guarded!("mov [{at}], {value}", at = in(reg) at, value = in(reg) value,)
 }
 
+/// Writes a word to the running program's shadow stack: a fault unless it is one (SDM 2D, WRUSS),
+/// as the program's own access, whatever SMAP says. May sleep.
+pub fn write_shadow_stack(at: u64, value: u64) -> Result<(), Fault> {
+    let at = checked(at, 8)?;
+    if !crate::cpu::user_shadow_stack::exist() || !at.is_multiple_of(8) {
+        return Err(Fault);
+    }
+    guarded!("wrussq [{at}], {value}", at = in(reg) at, value = in(reg) value,)
+}
+
 /// Writes one word of each of many records to the program, whose array of such records begins at
 /// `to`; what else is in them there stays as it is. May sleep; after a fault part of it may be
 /// written.

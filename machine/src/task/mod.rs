@@ -22,6 +22,7 @@ use text_patching::jump_label::RO_AFTER_INIT;
 use crate::cpu::percpu::{self, FRAME_LENT, TaskHead};
 use crate::cpu::shadow_stack::ShadowStack;
 use crate::cpu::sync::{Once, SpinLock};
+use crate::cpu::user_shadow_stack::UserShadowStack;
 use crate::cpu::{self, MAX_CPUS, features, msr, wrmsr};
 use crate::memory::frame::OutOfMemory;
 use crate::memory::stack::KernelStack;
@@ -60,6 +61,7 @@ struct UserState {
     /// See [`read_selectors`].
     selectors: u64,
     debug: DebugRegisters,
+    shadow: UserShadowStack,
 }
 
 // SAFETY: the `UnsafeCell`s are touched only by the CPU for which `on_cpu` is true, or before the
@@ -257,7 +259,8 @@ impl Task {
     /// A thread of a program that starts with the registers `regs` in `space`.
     pub fn new_user(regs: &PtRegs, fpu: FpuState, space: Arc<Space>) -> Result<Task, OutOfMemory> {
         let debug = DebugRegisters::default();
-        let user = UserState { fpu, fs_base: 0, gs_base: 0, selectors: 0, debug };
+        let shadow = UserShadowStack::OFF;
+        let user = UserState { fpu, fs_base: 0, gs_base: 0, selectors: 0, debug, shadow };
         let mut task = Task::new(Some(user), Some(space))?;
         *task.speculation.get_mut() = running().speculation.load(Ordering::Relaxed);
         let at = Self::push(task.stack.top(), *regs);
@@ -346,6 +349,7 @@ impl Task {
         user.fpu.save();
         (user.fs_base, user.gs_base) = read_bases();
         user.selectors = read_selectors();
+        user.shadow.save();
     }
 
     fn load_user(&self) {
@@ -359,6 +363,7 @@ impl Task {
         }
         write_bases(user.fs_base, user.gs_base);
         user.debug.load();
+        user.shadow.load();
     }
 }
 
@@ -776,6 +781,45 @@ pub fn init_user_bases(task: &mut Task, fs: u64, gs: u64) {
     if let Some(user) = &mut task.user {
         let user = user.get_mut();
         (user.fs_base, user.gs_base, user.selectors) = (fs, gs, read_selectors());
+    }
+}
+
+/// Where the running program's shadow stack ends; None where it has none.
+pub fn shadow_stack_pointer() -> Option<u64> {
+    // Entries have put it where a switch keeps it: whatever comes between, it is this thread's.
+    own_shadow_stack().is_on().then(UserShadowStack::pointer)
+}
+
+/// Gives the running program this shadow stack, or takes its own.
+pub fn set_shadow_stack(shadow: UserShadowStack) {
+    let _irq = crate::cpu::sync::IrqGuard::new();
+    let Some(user) = running().user_state() else { return };
+    // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile.
+    unsafe { (*user).shadow = shadow };
+    shadow.load();
+}
+
+/// Moves the end of the running program's shadow stack, which it has.
+pub fn set_shadow_stack_pointer(pointer: u64) {
+    let shadow = own_shadow_stack();
+    assert!(shadow.is_on(), "no shadow stack");
+    set_shadow_stack(shadow.at(pointer));
+}
+
+/// What the running program has, as it last was saved or set.
+fn own_shadow_stack() -> UserShadowStack {
+    let _irq = crate::cpu::sync::IrqGuard::new();
+    let Some(user) = running().user_state() else { return UserShadowStack::OFF };
+    // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile.
+    unsafe { (*user).shadow }
+}
+
+/// Gives a program thread that has not run yet the running program's shadow stack, or another one
+/// of its kind that ends at `own`.
+pub fn init_shadow_stack(task: &mut Task, own: Option<u64>) {
+    let Some(pointer) = shadow_stack_pointer() else { return };
+    if let Some(user) = &mut task.user {
+        user.get_mut().shadow = own_shadow_stack().at(own.unwrap_or(pointer));
     }
 }
 

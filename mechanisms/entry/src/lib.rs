@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 #![no_std]
 
+pub mod shadow_stack;
+
 /// The registers of a program (or of interrupted kernel code), as entry code saves them.
 /// The layout is that of Linux's `struct pt_regs` and `user_regs_struct` up to `ss`.
 #[repr(C)]

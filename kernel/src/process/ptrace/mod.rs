@@ -160,6 +160,9 @@ pub(crate) struct Registers {
     pub(crate) bases_changed: bool,
     pub(crate) fpu_changed: bool,
     pub(crate) debug_changed: bool,
+    /// Where its shadow stack ends, if it has one, and whether the tracer has moved that.
+    pub(crate) shadow: Option<u64>,
+    pub(crate) shadow_changed: bool,
 }
 
 /// How a tracee goes on.

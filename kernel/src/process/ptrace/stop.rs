@@ -76,6 +76,7 @@ fn enter(thread: &Thread, regs: &mut PtRegs, reason: Reason) -> Option<Arc<Proce
     let missing = thread.trace.state().fpu.is_none();
     let fresh = if missing { FpuState::new().ok() } else { None };
     let (fs_base, gs_base) = task::user_bases();
+    let shadow = task::shadow_stack_pointer();
     let mut state = thread.trace.state();
     let state = &mut *state;
     let tracer = state.link.as_ref()?.tracer.clone();
@@ -92,6 +93,7 @@ fn enter(thread: &Thread, regs: &mut PtRegs, reason: Reason) -> Option<Arc<Proce
     state.registers.bases_changed = false;
     state.registers.fpu_changed = false;
     state.registers.debug_changed = false;
+    (state.registers.shadow, state.registers.shadow_changed) = (shadow, false);
     if state.fpu.is_none() {
         state.fpu = fresh;
     }
@@ -135,6 +137,11 @@ fn leave(thread: &Thread, regs: &mut PtRegs) -> (Ended, Resume) {
     }
     if state.registers.debug_changed {
         task::set_debug_registers(&state.debug);
+    }
+    if state.registers.shadow_changed
+        && let Some(pointer) = state.registers.shadow
+    {
+        task::set_shadow_stack_pointer(pointer);
     }
     let resume = stop.resumed.unwrap_or_default();
     (Ended::Resumed(resume.signal, stop.info), resume)

@@ -5,7 +5,6 @@ use entry::{PtRegs, flags, selector};
 use machine::entry::{Exception, PageFault, fault_code, vector};
 use machine::fpu;
 use machine::memory::USER_END;
-use machine::pkey::Pkru;
 
 use super::{LastFault, SigInfo, send};
 use crate::process::current;
@@ -55,13 +54,8 @@ fn page_fault(exception: &Exception) -> abi::Result<()> {
     if exception.address >= USER_END {
         return Err(Errno::EFAULT);
     }
-    crate::process::fault::user_page_fault(PageFault {
-        address: exception.address,
-        write: exception.error & fault_code::WRITE != 0,
-        exec: exception.error & fault_code::FETCH != 0,
-        present: exception.error & fault_code::PRESENT != 0,
-        keys: Pkru::read(),
-    })
+    let fault = PageFault::of_code(exception.address, exception.error);
+    crate::process::fault::user_page_fault(fault)
 }
 
 fn note(exception: &Exception) {
@@ -113,6 +107,9 @@ fn debug_exception(regs: &mut PtRegs, cause: u64) {
     send::force(SigInfo::fault(raw::SIGTRAP, code, regs.rip));
 }
 
+/// A return that its shadow stack did not have (sigaction(2)).
+const SEGV_CPERR: u32 = 10;
+
 fn signal_for(regs: &PtRegs, exception: &Exception) -> SigInfo {
     let rip = regs.rip;
     match exception.vector {
@@ -123,6 +120,7 @@ fn signal_for(regs: &PtRegs, exception: &Exception) -> SigInfo {
         vector::ALIGNMENT => SigInfo::fault(raw::SIGBUS, raw::BUS_ADRALN, 0),
         vector::X87 => SigInfo::fault(raw::SIGFPE, x87_code(), rip),
         vector::SIMD => SigInfo::fault(raw::SIGFPE, simd_code(), rip),
+        vector::CONTROL_PROTECTION => SigInfo::fault(raw::SIGSEGV, SEGV_CPERR, 0),
         _ => SigInfo::kernel(raw::SIGSEGV),
     }
 }

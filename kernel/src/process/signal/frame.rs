@@ -20,6 +20,7 @@ use super::altstack::StackT;
 use super::info::UserSigInfo;
 use super::{Action, SigInfo, UNBLOCKABLE, send};
 use crate::base::user::{UserPtr, efault};
+use crate::mm::shadow_stack;
 use crate::process::current;
 
 /// `struct sigcontext`.
@@ -163,6 +164,7 @@ pub fn push(regs: &mut PtRegs, info: &SigInfo, action: &Action) -> Result<()> {
         push_fpu(fpstate, keys).and_then(|()| UserPtr::<RtSigFrame>::new(frame_at).write(&frame));
     keys.load();
     pushed?;
+    shadow_stack::push_signal(action.restorer)?;
     if alt.auto_disarm {
         thread.signals.lock().alt_stack = super::altstack::AltStack::default();
     }
@@ -251,11 +253,12 @@ fn restore(regs: &mut PtRegs, frame_at: u64) -> Result<()> {
     let user = UserPtr::<UContext>::new(context_at).read()?;
     pop_fpu(user.context.fpstate)?;
     load(regs, &user.context);
+    let thread = current();
+    shadow_stack::pop_signal(&*thread.process.mm()?)?;
     // Else the frame may be that of a program which saves no SS.
     if user.flags & UC_STRICT_RESTORE_SS != 0 {
         regs.ss = u64::from(user.context.ss | 3);
     }
-    let thread = current();
     {
         let mut signals = thread.signals.lock();
         signals.blocked = user.mask & !UNBLOCKABLE;
