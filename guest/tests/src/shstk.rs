@@ -21,7 +21,7 @@ tests!("shstk":
     areas_are_told_and_kept_apart, handlers_return, a_handler_returns_by_its_frame,
     signals_on_another_stack, threads_have_their_own, sizes_are_the_stacks, copied_by_fork,
     lent_to_a_vfork_child, dropped_by_exec, tracers_see_and_move, cores_tell_where_they_end,
-    nothing_leaks, threads_come_and_go,
+    nothing_leaks, threads_come_and_go, half_a_word_aside,
 );
 
 const ENABLE: i32 = 0x5001;
@@ -423,6 +423,39 @@ fn the_kernel_writes_nothing() {
     sc!(SYS_pwrite64, memory, &raw const new, 8, at).is(8);
     assert_eq!(word(at as u64), 77);
     assert_eq!(fault(|| store(at as u64, 1)).1, SEGV_ACCERR);
+}
+
+/// INCSSPD moves SSP by half a word: calls that look at it, and switches, take it as it is.
+fn half_a_word_aside() {
+    if !exist() {
+        return;
+    }
+    with(|| {
+        let child = fork(|| {
+            // SAFETY: makes system calls, arch_prctl(2), fork(2) and sched_yield(2), and exits; no
+            // function returns any more.
+            unsafe {
+                asm!(
+                    "mov eax, 1",
+                    "incsspd eax",
+                    "mov eax, 158",
+                    "mov edi, 0x5001",
+                    "mov esi, 2",
+                    "syscall",
+                    "mov eax, 57",
+                    "syscall",
+                    "mov eax, 24",
+                    "syscall",
+                    "mov eax, 231",
+                    "mov edi, 7",
+                    "syscall",
+                    "ud2",
+                    options(noreturn)
+                );
+            }
+        });
+        wait_code(child, 7);
+    });
 }
 
 fn written_by_wrss() {

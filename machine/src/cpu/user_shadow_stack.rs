@@ -80,8 +80,8 @@ impl UserShadowStack {
     /// The same that ends elsewhere.
     #[must_use]
     pub(crate) fn at(self, pointer: u64) -> UserShadowStack {
-        let checked = entry::shadow_stack::checked_ssp(pointer, USER_END);
-        UserShadowStack { pointer: checked.expect("a program's shadow stack"), ..self }
+        assert!(entry::shadow_stack::is_of_program(pointer, USER_END), "no program's shadow stack");
+        UserShadowStack { pointer, ..self }
     }
 
     pub(crate) fn is_on(self) -> bool {

@@ -53,7 +53,14 @@ pub const fn saved_ssp(word: u64, limit: u64) -> Option<u64> {
     if word & SAVED == 0 { None } else { checked_ssp(ssp, limit) }
 }
 
-/// A stack pointer that the return to a program may load: others would fault in the kernel.
+/// Whether a program's stack pointer can be this, which the CPU can load again: INCSSPD moves it by
+/// half a word, and behind its last word it may be `limit` (SDM 2A, INCSSPD; SDM 4, IA32_PL3_SSP).
+#[must_use]
+pub const fn is_of_program(ssp: u64, limit: u64) -> bool {
+    ssp.is_multiple_of(WORD / 2) && ssp <= limit
+}
+
+/// A stack pointer that somebody asks for, in a frame or as a tracer: of whole words.
 #[must_use]
 pub const fn checked_ssp(ssp: u64, limit: u64) -> Option<u64> {
     if ssp.is_multiple_of(WORD) && ssp < limit { Some(ssp) } else { None }
@@ -266,6 +273,8 @@ mod tests {
         assert_eq!(checked_ssp(LIMIT - 8, LIMIT), Some(LIMIT - 8));
         assert_eq!(checked_ssp(LIMIT, LIMIT), None);
         assert_eq!(checked_ssp(4, LIMIT), None);
+        assert!([4, LIMIT - 4, LIMIT].iter().all(|&ssp| is_of_program(ssp, LIMIT)));
+        assert!(!is_of_program(LIMIT + 4, LIMIT) && !is_of_program(2, LIMIT));
     }
 
     /// Every call, with every argument and state that differ.
