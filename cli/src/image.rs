@@ -35,7 +35,7 @@ pub(crate) fn build_quickly(cargo: &mut Command) {
     build_in_parts(cargo).args(["--features", "large-tables"]);
 }
 
-/// Makes cargo leave out the optimisation over all crates, which the profile of the kernel asks for,
+/// Makes cargo leave out the optimisation over all crates, which the kernel's profile asks for,
 /// and build again only what has changed.
 pub(crate) fn build_in_parts(cargo: &mut Command) -> &mut Command {
     for (setting, value) in [("LTO", "false"), ("CODEGEN_UNITS", "16"), ("INCREMENTAL", "true")] {

@@ -359,11 +359,11 @@ impl Audit<'_> {
         let disp = self.report.hash_displacement.unwrap_or(preamble::Prefix::Nops11.disp());
         let taken = self.taken_addresses();
         let is_of_compiler = |name: &str| name.starts_with(PREAMBLE);
-        let preambles = self.image.symbols.iter().filter(|symbol| is_of_compiler(&symbol.name));
+        let preambles = self.image.symbols.iter().filter(|symbol| is_of_compiler(symbol.name));
         let preambles: BTreeSet<u64> = preambles.map(|symbol| symbol.address).collect();
         for symbol in &self.image.symbols {
             let is_text = self.image.piece_at(symbol.address).is_some_and(|p| p.executable);
-            let is_prefix = is_of_compiler(&symbol.name) || symbol.name.starts_with("__pfx_");
+            let is_prefix = is_of_compiler(symbol.name) || symbol.name.starts_with("__pfx_");
             if !symbol.function || is_prefix || !is_text {
                 continue;
             }
@@ -487,7 +487,7 @@ const PREAMBLE: &str = "__cfi_";
 
 /// The hash before a function. Between it and the function stand only the NOPs that the compiler
 /// left for patching. In front of a label of assembly `b8 imm32` may be other code, whole or the end
-/// of a branch's displacement, and rewriting that would change what the code does: where the image
+/// of a branch's displacement; rewriting that would change what the code does: where the image
 /// names its `preambles`, only those are.
 fn preamble_of(
     image: &Image<'_>,

@@ -1,13 +1,13 @@
-//! Calls that boot can count (`text_patching::call_depth`): the list of them, and the proof that the
-//! boot's own pass can do what it must with this image.
+//! Calls that boot can count (`text_patching::call_depth`): the list of them, and the proof that
+//! the boot's own pass can do what it must with this image.
 //!
 //! - The list has every direct call of a function that the compiler has left room before, in text
 //!   at its high address, but for static calls, which change at run time. Others are not counted,
 //!   which is safe: nothing may be counted that is no call.
 //! - The pass of boot, done to a copy of the text, finds each of them as it must be.
 //! - Entries begin to count with one call, that of the guard which does it.
-//! - The thunk takes away before it returns, and fills the whole return stack where nothing is left;
-//!   it is entry text, where entries return.
+//! - The thunk takes away before it returns, and fills the whole return stack where nothing is
+//!   left; it is entry text, where entries return.
 //!
 //! Neighbours: `returns` proves that all returns can go by the thunk, `untrained` that no way in
 //! returns before it has begun to count.
