@@ -486,8 +486,8 @@ fn traps<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
 const PREAMBLE: &str = "__cfi_";
 
 /// The hash before a function. Between it and the function stand only the NOPs that the compiler
-/// left for patching. In front of a label of assembly `b8 imm32` may be other code, whole or the end
-/// of a branch's displacement; rewriting that would change what the code does: where the image
+/// left for patching. In front of a label of assembly `b8 imm32` may be other code, whole or the
+/// end of a branch's displacement; rewriting that would change what the code does: where the image
 /// names its `preambles`, only those are.
 fn preamble_of(
     image: &Image<'_>,

@@ -7,7 +7,7 @@
 //!
 //! | Place | Image | Counting |
 //! |---|---|---|
-//! | F-10, before a function | 10 of the compiler's 11 nops | `65 48 c1 3c 25 disp32 05` sarq $5, %gs:x |
+//! | F-10, before a function | 10 of 11 nops | `65 48 c1 3c 25 disp32 05` sarq $5, %gs:x |
 //! | a direct call of F | `e8 rel32` call F | call F-10 |
 //! | an indirect call | a retpoline | another one, which counts |
 //! | a return | see [`crate::return_site`] | jmp to a thunk that takes away |
