@@ -572,10 +572,18 @@ impl FdTable {
     /// A descriptor of the file is gone: so are the process's record locks on it (fcntl(2)).
     #[inline(always)]
     fn closed(&self, file: &File) {
-        locks::descriptor_closed(self.identity(), || file.inode());
+        if locks::any_exist() {
+            self.release_locks(file);
+        }
         if CLOSING_IS_WATCHED.load(Ordering::Relaxed) {
             file.ops().descriptor_closed(self.identity());
         }
+    }
+
+    /// Out of the way of a close(2) while nobody holds a lock.
+    #[cold]
+    fn release_locks(&self, file: &File) {
+        locks::descriptor_closed(self.identity(), &*file.inode());
     }
 
     /// Bytes queued behind the descriptors.

@@ -427,18 +427,21 @@ pub fn release(inode: &dyn Inode, range: &Lock) {
     }
 }
 
-/// A descriptor of the file was closed by the process with this table of descriptors.
+/// Whether there is a lock on any file: otherwise who closes one has nothing to release.
 #[inline(always)]
-pub fn descriptor_closed(table: usize, inode: impl FnOnce() -> Arc<dyn Inode>) {
-    if COUNT.load(Ordering::Relaxed) != 0 {
-        release_all(&*inode(), &[Owner::Process(table)]);
-    }
+pub fn any_exist() -> bool {
+    COUNT.load(Ordering::Relaxed) != 0
+}
+
+/// A descriptor of the file was closed by the process with this table of descriptors.
+pub fn descriptor_closed(table: usize, inode: &dyn Inode) {
+    release_all(inode, &[Owner::Process(table)]);
 }
 
 /// The last descriptor of an open file was closed.
 #[inline(always)]
 pub fn file_closed(id: u64, inode: impl FnOnce() -> Arc<dyn Inode>) {
-    if COUNT.load(Ordering::Relaxed) != 0 {
+    if any_exist() {
         release_all(&*inode(), &[Owner::OpenFile(id), Owner::Flock(id)]);
     }
 }

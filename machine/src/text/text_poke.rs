@@ -118,6 +118,28 @@ impl Window<'_> {
         Window { page: 0, range, writer: WRITER.lock() }
     }
 
+    /// Whether `[addr, addr + len)` may be written.
+    #[inline(always)]
+    fn covers(&self, addr: u64, len: usize) -> bool {
+        self.range.contains(&addr) && len as u64 <= self.range.end - addr
+    }
+
+    /// Writes as many bytes as no store has: up to eight with those behind them as they are, so
+    /// that an NMI finds no mixture; in single bytes what is longer, or ends where text does.
+    #[inline(never)]
+    fn poke_odd(&mut self, addr: u64, bytes: &[u8]) {
+        let mut word = [0; 8];
+        if self.covers(addr, word.len()) && LiveText.read(addr, &mut word).is_ok() {
+            if let Some(room) = word.get_mut(..bytes.len()) {
+                room.copy_from_slice(bytes);
+                return store(self.alias(addr), word);
+            }
+        }
+        for (at, &byte) in (addr..).zip(bytes) {
+            store(self.alias(at), byte);
+        }
+    }
+
     /// Where the byte at `addr` can be written.
     #[inline(always)]
     fn alias(&mut self, addr: u64) -> *mut u8 {
@@ -141,22 +163,17 @@ impl Text for Window<'_> {
 }
 
 impl TextPoke for Window<'_> {
+    #[inline]
     fn poke(&mut self, addr: u64, bytes: &[u8]) {
-        let inside = self.range.contains(&addr) && bytes.len() as u64 <= self.range.end - addr;
-        assert!(inside, "a write outside the text that this window is for");
+        assert!(self.covers(addr, bytes.len()), "a write outside the text of this window");
         let to = self.alias(addr);
-        // One store each for 1, 2, 4 and 8 bytes: an NMI sees the old bytes or the new ones.
+        // One store each: an NMI sees the old bytes or the new ones.
         match *bytes {
             [a] => store(to, a),
             [a, b] => store(to, [a, b]),
             [a, b, c, d] => store(to, u32::from_le_bytes([a, b, c, d])),
             [a, b, c, d, e, f, g, h] => store(to, u64::from_le_bytes([a, b, c, d, e, f, g, h])),
-            _ => {
-                for (at, &byte) in (addr..).zip(bytes) {
-                    let to = self.alias(at);
-                    store(to, byte);
-                }
-            }
+            _ => self.poke_odd(addr, bytes),
         }
     }
 }

@@ -13,12 +13,13 @@
 //! 3 fall away, and between `kcfi` and `opt` a site changes by a single store. For
 //! [`crate::fineibt`] step 2 makes preambles landing pads, and there is always a step 1.
 //!
-//! [`crate::poke`] would derive every patch three times; with thousands of sites on the boot path
-//! this pass reads each site once before and once after, and stores from the table in between.
+//! [`crate::poke`] would derive a [`crate::Patch`] for every site three times; with thousands of
+//! sites on the boot path this pass compares each as a word or two before and after, decodes what
+//! is not as expected, and stores from the table in between.
 
 use crate::fineibt;
-use crate::kcfi::{self, BODY_KCFI, BODY_OPT, Expect, Form, HEAD_OFF, HEAD_ON, TAIL};
-use crate::poke::{Anomaly, Broken, Text, TextPoke, What};
+use crate::kcfi::{self, BODY_KCFI, BODY_OPT, Expect, Form, HEAD_OFF, HEAD_ON, Pattern, TAIL};
+use crate::poke::{Anomaly, Broken, Change, Store, Text, TextPoke, What};
 use crate::preamble::{self, POISON, Seed};
 use crate::return_site::{self, Return};
 use crate::site_table::{CheckEntry, FunctionEntry, SiteTables};
@@ -68,8 +69,11 @@ impl BootPlan {
         tables: SiteTables<'a>,
     ) -> Result<BootChecked<'a>, Anomaly> {
         let checked = BootChecked { tables, plan: self };
+        let usual = Pattern::new(tables.form(), tables.disp());
         for entry in tables.checks().iter() {
-            checked.verify_check(text, &entry, entry.hash, tables.form())?;
+            if !usual.is_at(text, entry.site, entry.hash) {
+                checked.verify_check(text, &entry, entry.hash, tables.form())?;
+            }
             checked.new_hash(entry.site, entry.hash)?;
             if self.form == Form::FineIbt {
                 checked.fits_fineibt(&entry)?;
@@ -194,9 +198,9 @@ impl BootChecked<'_> {
         let checks = checks.map(|entry| (entry.site.wrapping_add(TAIL), entry.shape));
         let thunks = self.tables.thunks().iter().map(|entry| (entry.at, entry.shape));
         for (at, shape) in checks.chain(thunks) {
-            let patch = self.reroute(text, at, shape).map_err(broken)?;
-            for (addr, bytes) in patch.writes() {
-                poke(text, addr, bytes);
+            let change = self.reroute(text, at, shape).map_err(broken)?;
+            if !change.is_noop() {
+                change.write(at, Store::one(shape.len), |addr, bytes| poke(text, addr, bytes));
             }
         }
         Ok(())
@@ -207,10 +211,11 @@ impl BootChecked<'_> {
         text: &mut T,
         poke: &mut impl FnMut(&mut T, u64, &[u8]),
     ) -> Result<(), Broken> {
+        let order = return_site::order(self.plan.returns);
         for site in self.returns() {
-            let patch = self.thunk_return(text, site).map_err(broken)?;
-            for (addr, bytes) in patch.writes() {
-                poke(text, addr, bytes);
+            let change = self.thunk_return(text, site).map_err(broken)?;
+            if !change.is_noop() {
+                change.write(site, order, |addr, bytes| poke(text, addr, bytes));
             }
         }
         Ok(())
@@ -222,14 +227,17 @@ impl BootChecked<'_> {
         self.tables.returns().iter().take(count).map(|entry| entry.site)
     }
 
-    fn thunk_return(&self, text: &impl Text, site: u64) -> Result<crate::Patch, Anomaly> {
-        return_site::update(text, site, Return::Plain, self.plan.returns)
+    fn thunk_return(&self, text: &impl Text, site: u64) -> Result<Change, Anomaly> {
+        return_site::change(text, site, Return::Plain, self.plan.returns)
     }
 
     fn verify(&self, text: &impl Text, done: &mut BootDone) -> Result<(), Broken> {
+        let usual = Pattern::new(self.plan.form, self.tables.disp());
         for entry in self.tables.checks().iter() {
             let hash = self.seeded(entry.hash);
-            self.verify_check(text, &entry, hash, self.plan.form).map_err(broken)?;
+            if !usual.is_at(text, entry.site, hash) {
+                self.verify_check(text, &entry, hash, self.plan.form).map_err(broken)?;
+            }
             done.checks += 1;
         }
         for entry in self.tables.functions().iter() {
@@ -238,8 +246,8 @@ impl BootChecked<'_> {
             done.functions += 1;
         }
         for site in self.returns() {
-            let patch = self.thunk_return(text, site).map_err(broken)?;
-            if !patch.is_noop() {
+            let change = self.thunk_return(text, site).map_err(broken)?;
+            if !change.is_noop() {
                 return Err(broken(Anomaly::new(site, 0, What::UnknownTail)));
             }
             done.returns += 1;
@@ -288,14 +296,9 @@ impl BootChecked<'_> {
         Err(Anomaly::new(at, 1, What::Hash { expected, found }))
     }
 
-    fn reroute(
-        &self,
-        text: &impl Text,
-        at: u64,
-        shape: tail::Shape,
-    ) -> Result<crate::Patch, Anomaly> {
+    fn reroute(&self, text: &impl Text, at: u64, shape: tail::Shape) -> Result<Change, Anomaly> {
         let thunk = self.tables.thunk().ok_or(Anomaly::new(at, 0, What::UnknownTail))?;
-        tail::reroute(text, tail::Expect { at, shape, thunk }, self.plan.via)
+        tail::change(text, tail::Expect { at, shape, thunk }, self.plan.via)
     }
 
     fn new_hash(&self, site: u64, hash: u32) -> Result<u32, Anomaly> {

@@ -181,6 +181,46 @@ pub fn encode(check: &Check) -> [u8; CHECK_LEN] {
     ]
 }
 
+/// What all checks of one form have in common when their target is in r11: everything but the hash.
+/// For a pass over thousands of them, which decodes only what is not as expected.
+#[derive(Clone, Copy, Debug)]
+pub struct Pattern {
+    /// Bytes 0 to 7, without the hash.
+    low: u64,
+    /// Bytes 6 to 13.
+    high: u64,
+    /// Where the hash stands in `low`.
+    shift: u32,
+    /// Whether it stands there negated.
+    negated: bool,
+}
+
+impl Pattern {
+    /// Of checks that read the hash at `disp`.
+    #[must_use]
+    pub fn new(form: Form, disp: i8) -> Self {
+        let bytes = encode(&Check { hash: 0, disp, register: 11, form });
+        let (low, high) = Self::halves(&bytes);
+        let negated = form != Form::FineIbt;
+        Self { low, high, shift: if negated { 16 } else { 8 }, negated }
+    }
+
+    /// Whether the check at `site` is of this form and has this hash, which is legal.
+    #[inline]
+    pub fn is_at(&self, text: &impl Text, site: u64, hash: u32) -> bool {
+        let Ok(bytes) = read_site::<CHECK_LEN>(text, site) else { return false };
+        let (low, high) = Self::halves(&bytes);
+        let imm = if self.negated { hash.wrapping_neg() } else { hash };
+        hash != 0 && low == self.low | u64::from(imm) << self.shift && high == self.high
+    }
+
+    fn halves(bytes: &[u8; CHECK_LEN]) -> (u64, u64) {
+        let [a, b, c, d, e, f, g, h, rest @ ..] = *bytes;
+        let [i, j, k, l, m, n] = rest;
+        (u64::from_le_bytes([a, b, c, d, e, f, g, h]), u64::from_le_bytes([g, h, i, j, k, l, m, n]))
+    }
+}
+
 /// What phase one must find at a site besides a well-formed check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expect {

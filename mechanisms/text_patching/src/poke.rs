@@ -57,6 +57,14 @@ impl Code {
         code
     }
 
+    /// The low `len` bytes of a word, at most eight.
+    #[must_use]
+    pub const fn from_word(word: u64, len: u8) -> Self {
+        let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
+        let len = if len < 8 { len } else { 8 };
+        Self { bytes: [a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0], len }
+    }
+
     /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
@@ -112,8 +120,8 @@ pub trait Text {
 
 /// Text that can be written, at an address that [`Text::read`] accepts.
 ///
-/// Contract of an implementation: a `poke` of 1, 2, 4 or 8 bytes is one store instruction, so that
-/// an NMI on the same CPU sees the old bytes or the new ones and never a mixture; the store is
+/// Contract of an implementation: a `poke` of at most 8 bytes is one store instruction, so that an
+/// NMI on the same CPU sees the old bytes or the new ones and never a mixture; the store is
 /// visible to this CPU's instruction fetch when `poke` returns or at the latest at the next
 /// interrupt; bytes outside the text are never written.
 pub trait TextPoke: Text {
@@ -232,10 +240,74 @@ impl fmt::Display for Anomaly {
 ///
 /// # Errors
 /// [`What::Unmapped`] when they are not all text.
+#[inline]
 pub fn read_site<const N: usize>(text: &impl Text, site: u64) -> Result<[u8; N], Anomaly> {
     let mut bytes = [0; N];
     text.read(site, &mut bytes).map_err(|Unmapped| Anomaly::new(site, 0, What::Unmapped))?;
     Ok(bytes)
+}
+
+/// Reads `N` bytes of a site, at most eight, as a word.
+///
+/// # Errors
+/// [`What::Unmapped`] when they are not all text.
+#[inline]
+pub fn read_word<const N: usize>(text: &impl Text, site: u64) -> Result<u64, Anomaly> {
+    let bytes: [u8; N] = read_site(text, site)?;
+    Ok(word_of(&bytes))
+}
+
+/// At most eight bytes as a word.
+#[inline]
+pub(crate) const fn word_of<const N: usize>(bytes: &[u8; N]) -> u64 {
+    const { assert!(N <= 8, "a word has eight bytes") };
+    let mut word = 0;
+    let mut i = 0;
+    while i < N {
+        word |= (bytes[i] as u64) << (8 * i);
+        i += 1;
+    }
+    word
+}
+
+/// A site of at most eight bytes before and after, as words: [`Patch`] for a pass that has
+/// thousands of them to derive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Its bytes now.
+    pub old: u64,
+    /// Its bytes afterwards.
+    pub new: u64,
+    /// How many.
+    pub len: u8,
+}
+
+impl Change {
+    /// Whether nothing has to change.
+    #[must_use]
+    pub const fn is_noop(&self) -> bool {
+        self.old == self.new
+    }
+
+    /// The same at `at`, by these stores.
+    #[must_use]
+    pub const fn patch(&self, at: u64, stores: [Store; 2]) -> Patch {
+        let (old, new) = (Code::from_word(self.old, self.len), Code::from_word(self.new, self.len));
+        Patch::in_order(at, old, new, stores)
+    }
+
+    /// Makes the stores at `at`.
+    #[inline]
+    pub fn write(&self, at: u64, stores: [Store; 2], mut poke: impl FnMut(u64, &[u8])) {
+        let bytes = self.new.to_le_bytes();
+        for Store { offset, len } in stores {
+            let from = usize::from(offset);
+            match bytes.get(from..from + usize::from(len)) {
+                Some(store) if len > 0 => poke(at.wrapping_add(u64::from(offset)), store),
+                _ => {}
+            }
+        }
+    }
 }
 
 /// One store of a patch: `len` bytes of the new code from `offset` on.
@@ -245,6 +317,14 @@ pub struct Store {
     pub offset: u8,
     /// Number of bytes.
     pub len: u8,
+}
+
+impl Store {
+    /// All `len` bytes at once.
+    #[must_use]
+    pub const fn one(len: u8) -> [Self; 2] {
+        [Self { offset: 0, len }, Self { offset: 0, len: 0 }]
+    }
 }
 
 /// The whole of a site before and after, and the stores in the order in which they must happen.
@@ -263,12 +343,7 @@ impl Patch {
     /// A patch that is one store of all bytes.
     #[must_use]
     pub const fn whole(at: u64, old: Code, new: Code) -> Self {
-        Self::in_order(
-            at,
-            old,
-            new,
-            [Store { offset: 0, len: new.len }, Store { offset: 0, len: 0 }],
-        )
+        Self::in_order(at, old, new, Store::one(new.len))
     }
 
     /// A patch with its stores; a store of length 0 is skipped.

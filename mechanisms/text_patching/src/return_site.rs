@@ -11,7 +11,7 @@
 //! site leave a whole instruction: the bytes behind a plain return are never executed.
 
 use crate::jump_label::{JMP32, SITE_LEN};
-use crate::poke::{Anomaly, Code, Patch, Store, Text, What, read_site};
+use crate::poke::{Anomaly, Change, Code, Patch, Store, Text, What, read_word, word_of};
 use crate::tail::{rel32_target, rel32_to};
 
 /// ret, and int3 behind it against straight-line speculation.
@@ -34,31 +34,50 @@ pub enum Return {
 /// # Errors
 /// [`What::OutOfReach`].
 pub fn encode(site: u64, how: Return) -> Result<Code, Anomaly> {
-    let Return::Thunk(thunk) = how else { return Ok(Code::new(&PLAIN)) };
-    let end = site.wrapping_add(SITE_LEN as u64);
-    let far = Anomaly::new(site, 1, What::OutOfReach);
-    Ok(Code::with_imm32(&[JMP32], rel32_to(end, thunk).ok_or(far)?))
+    Ok(Code::from_word(word(site, how)?, SITE_LEN as u8))
 }
 
-/// The patch that turns the site from `from` to `to`; one that is `to` already is left alone.
-/// Derive step of a two-phase pass.
+#[inline]
+fn word(site: u64, how: Return) -> Result<u64, Anomaly> {
+    let Return::Thunk(thunk) = how else { return Ok(const { word_of(&PLAIN) }) };
+    let end = site.wrapping_add(SITE_LEN as u64);
+    let rel = rel32_to(end, thunk).ok_or(Anomaly::new(site, 1, What::OutOfReach))?;
+    Ok(u64::from(JMP32) | u64::from(rel) << 8)
+}
+
+/// What turns the site from `from` to `to`, by the stores of [`order`]; one that is `to` already is
+/// left alone.
+///
+/// # Errors
+/// When the site is neither.
+#[inline]
+pub fn change(text: &impl Text, site: u64, from: Return, to: Return) -> Result<Change, Anomaly> {
+    let (old, new) = (read_word::<SITE_LEN>(text, site)?, word(site, to)?);
+    if old != new && old != word(site, from)? {
+        return Err(unexpected(site, from, old));
+    }
+    Ok(Change { old, new, len: SITE_LEN as u8 })
+}
+
+/// The stores that make a return `to`: what is executed next is whole after each of them.
+#[must_use]
+pub const fn order(to: Return) -> [Store; 2] {
+    let (head, rest) = (Store { offset: 0, len: 1 }, Store { offset: 1, len: 4 });
+    if matches!(to, Return::Plain) { [head, rest] } else { [rest, head] }
+}
+
+/// [`change`] as the derive step of a two-phase pass.
 ///
 /// # Errors
 /// When the site is neither.
 pub fn update(text: &impl Text, site: u64, from: Return, to: Return) -> Result<Patch, Anomaly> {
-    let found: [u8; SITE_LEN] = read_site(text, site)?;
-    let (old, new) = (Code::new(&found), encode(site, to)?);
-    if old != new && old != encode(site, from)? {
-        return Err(unexpected(site, from, found));
-    }
-    // What is executed next is whole after each store.
-    let (head, rest) = (Store { offset: 0, len: 1 }, Store { offset: 1, len: 4 });
-    let stores = if to == Return::Plain { [head, rest] } else { [rest, head] };
-    Ok(Patch::in_order(site, old, new, stores))
+    Ok(change(text, site, from, to)?.patch(site, order(to)))
 }
 
-fn unexpected(site: u64, from: Return, found: [u8; SITE_LEN]) -> Anomaly {
-    let [head, rel @ ..] = found;
+#[cold]
+fn unexpected(site: u64, from: Return, found: u64) -> Anomaly {
+    let [head, a, b, c, d, ..] = found.to_le_bytes();
+    let (found, rel) = ([head, a, b, c, d], [a, b, c, d]);
     match from {
         Return::Thunk(expected) if head == JMP32 => {
             let found = rel32_target(site.wrapping_add(SITE_LEN as u64), rel);

@@ -19,7 +19,7 @@
 //!
 //! Conditional jumps to a thunk (`0f 8x rel32`) have no check in front of them and are no tail.
 
-use crate::poke::{Anomaly, Code, Patch, Text, What, read_site};
+use crate::poke::{Anomaly, Change, Code, Patch, Store, Text, What, read_word, word_of};
 
 /// Longest tail.
 pub const TAIL_MAX: usize = 6;
@@ -150,44 +150,38 @@ fn bare(modrm: u8, high: u8, len: u8) -> Option<Tail> {
 /// [`What::NoRoom`] for an lfence form of five bytes, [`What::OutOfReach`] for a thunk that is
 /// further away than 2 GiB.
 pub fn encode(at: u64, shape: Shape, via: Via, thunk: u64) -> Result<Code, Anomaly> {
-    let six = shape.len == 6;
-    let pad: &[u8] = if six { &[CS] } else { &[] };
-    let code = match (via, shape.kind) {
-        (Via::Thunk | Via::Aligned(_) | Via::Counted { .. }, kind) => {
-            let thunk = match (via, kind) {
-                (Via::Aligned(other), _) => other,
-                (Via::Counted { call, .. }, BranchKind::Call) => call,
-                (Via::Counted { jump, .. }, BranchKind::Jump) => jump,
-                _ => thunk,
-            };
-            let end = at.wrapping_add(u64::from(shape.len));
-            let rel = rel32_to(end, thunk).ok_or(Anomaly::new(at, 0, What::OutOfReach))?;
-            let opcode = if kind == BranchKind::Call { 0xe8 } else { 0xe9 };
-            let mut head = [opcode; 2];
-            let head = head.get_mut(..=pad.len()).ok_or(Anomaly::new(at, 0, What::NoRoom))?;
-            for (to, from) in head.iter_mut().zip(pad) {
-                *to = *from;
-            }
-            Code::with_imm32(head, rel)
+    Ok(Code::from_word(word(at, shape, via, thunk)?, shape.len))
+}
+
+fn word(at: u64, shape: Shape, via: Via, thunk: u64) -> Result<u64, Anomaly> {
+    let is_call = shape.kind == BranchKind::Call;
+    let target = match (via, shape.kind) {
+        (Via::Direct, _) => return Ok(direct(shape)),
+        (Via::Lfence, _) if shape.len != 6 => return Err(Anomaly::new(at, 0, What::NoRoom)),
+        (Via::Lfence, _) => {
+            let branch = if is_call { CALL_R11 } else { JMP_R11 };
+            return Ok(word_of(&LFENCE) | word_of(&branch) << 24);
         }
-        (Via::Direct, BranchKind::Call) if six => {
-            Code::new(&[CS, CS, CS, CALL_R11[0], CALL_R11[1], CALL_R11[2]])
-        }
-        (Via::Direct, BranchKind::Call) => {
-            Code::new(&[CS, CS, CALL_R11[0], CALL_R11[1], CALL_R11[2]])
-        }
-        (Via::Direct, BranchKind::Jump) => {
-            let bytes = [JMP_R11[0], JMP_R11[1], JMP_R11[2], INT3, INT3, INT3];
-            Code::new(bytes.get(..usize::from(shape.len)).unwrap_or(&bytes))
-        }
-        (Via::Lfence, _) if !six => return Err(Anomaly::new(at, 0, What::NoRoom)),
-        (Via::Lfence, kind) => {
-            let branch = if kind == BranchKind::Call { CALL_R11 } else { JMP_R11 };
-            let [a, b, c] = branch;
-            Code::new(&[LFENCE[0], LFENCE[1], LFENCE[2], a, b, c])
-        }
+        (Via::Thunk, _) => thunk,
+        (Via::Aligned(other), _) => other,
+        (Via::Counted { call, .. }, BranchKind::Call) => call,
+        (Via::Counted { jump, .. }, BranchKind::Jump) => jump,
     };
-    Ok(code)
+    let end = at.wrapping_add(u64::from(shape.len));
+    let rel = rel32_to(end, target).ok_or(Anomaly::new(at, 0, What::OutOfReach))?;
+    let branch = u64::from(rel) << 8 | if is_call { 0xe8 } else { 0xe9 };
+    Ok(if shape.len == 6 { branch << 8 | u64::from(CS) } else { branch })
+}
+
+/// `call *%r11` behind its padding, or `jmp *%r11` before it.
+const fn direct(shape: Shape) -> u64 {
+    let ([c0, c1, c2], [j0, j1, j2]) = (CALL_R11, JMP_R11);
+    match (shape.kind, shape.len) {
+        (BranchKind::Call, 6) => word_of(&[CS, CS, CS, c0, c1, c2]),
+        (BranchKind::Call, _) => word_of(&[CS, CS, c0, c1, c2]),
+        (BranchKind::Jump, 6) => word_of(&[j0, j1, j2, INT3, INT3, INT3]),
+        (BranchKind::Jump, _) => word_of(&[j0, j1, j2, INT3, INT3]),
+    }
 }
 
 /// A tail as the site table knows it.
@@ -204,23 +198,34 @@ pub struct Expect {
 /// The patch that makes the tail go `via`: derive step of a two-phase pass.
 ///
 /// # Errors
+/// As [`change`].
+pub fn reroute(text: &impl Text, expect: Expect, via: Via) -> Result<Patch, Anomaly> {
+    let change = change(text, expect, via)?;
+    Ok(change.patch(expect.at, Store::one(change.len)))
+}
+
+/// What makes the tail go `via`, by one store.
+///
+/// # Errors
 /// When the bytes are none of this shape's three forms, the thunk form goes elsewhere, or the
 /// wanted form does not fit.
-pub fn reroute(text: &impl Text, expect: Expect, via: Via) -> Result<Patch, Anomaly> {
+pub fn change(text: &impl Text, expect: Expect, via: Via) -> Result<Change, Anomaly> {
     let Expect { at, shape, thunk } = expect;
     let old = match shape.len {
-        6 => Code::new(&read_site::<6>(text, at)?),
-        _ => Code::new(&read_site::<5>(text, at)?),
+        6 => read_word::<6>(text, at)?,
+        _ => read_word::<5>(text, at)?,
     };
-    let forms = [Via::Thunk, Via::Direct, Via::Lfence, via];
-    let is = |via| encode(at, shape, via, thunk).is_ok_and(|code| code == old);
-    if !forms.into_iter().any(is) {
-        return Err(match decode(at, old.as_slice()) {
-            Some(Tail::Known { via: Via::Thunk, target: Some(found), .. }) => {
-                Anomaly::new(at, 1, What::Target { expected: thunk, found })
-            }
-            _ => Anomaly::new(at, 0, What::UnknownTail),
-        });
+    let new = word(at, shape, via, thunk);
+    // As the compiler has left it, and as it shall be, before what it can be besides.
+    let forms = [Via::Thunk, Via::Direct, Via::Lfence];
+    let is = |via| word(at, shape, via, thunk).is_ok_and(|word| word == old);
+    if new.is_ok_and(|new| new == old) || forms.into_iter().any(is) {
+        return Ok(Change { old, new: new?, len: shape.len });
     }
-    Ok(Patch::whole(at, old, encode(at, shape, via, thunk)?))
+    Err(match decode(at, Code::from_word(old, shape.len).as_slice()) {
+        Some(Tail::Known { via: Via::Thunk, target: Some(found), .. }) => {
+            Anomaly::new(at, 1, What::Target { expected: thunk, found })
+        }
+        _ => Anomaly::new(at, 0, What::UnknownTail),
+    })
 }
