@@ -59,10 +59,17 @@ pub(crate) fn late_range() -> core::ops::Range<u64> {
     (&raw const __late_text_start) as u64..(&raw const __late_text_end) as u64
 }
 
+/// Whether `[at, at + len)` lies in `range`.
+#[inline(always)]
+fn is_inside(range: core::ops::Range<u64>, at: u64, len: usize) -> bool {
+    let room = (range.end - range.start).checked_sub(len as u64);
+    room.is_some_and(|room| at.wrapping_sub(range.start) <= room)
+}
+
 /// Whether `[at, at + len)` is text or room for it.
+#[inline(always)]
 fn is_text(at: u64, len: usize) -> bool {
-    let inside = |range: core::ops::Range<u64>| range.contains(&at) && len as u64 <= range.end - at;
-    inside(text_range()) || inside(late_range())
+    is_inside(text_range(), at, len) || is_inside(late_range(), at, len)
 }
 
 /// Kernel text, read at its own address.
@@ -121,7 +128,7 @@ impl Window<'_> {
     /// Whether `[addr, addr + len)` may be written.
     #[inline(always)]
     fn covers(&self, addr: u64, len: usize) -> bool {
-        self.range.contains(&addr) && len as u64 <= self.range.end - addr
+        is_inside(self.range.clone(), addr, len)
     }
 
     /// Writes as many bytes as no store has: up to eight with those behind them as they are, so
@@ -145,13 +152,21 @@ impl Window<'_> {
     fn alias(&mut self, addr: u64) -> *mut u8 {
         let page = addr & !PAGE_MASK;
         if page != self.page {
-            let two = is_text(page + PAGE_SIZE as u64, 1);
-            // SAFETY: this window holds the lock, and `poke` has checked the range.
-            let mapped = unsafe { memory::map_text_alias(page, two) };
-            assert!(mapped, "no memory for the page table of the text alias");
-            self.page = page;
+            self.move_to(page);
         }
         (text_alias() + (addr & PAGE_MASK)) as *mut u8
+    }
+}
+
+impl Window<'_> {
+    /// Maps `page` at the alias, in place of the one that was there.
+    #[inline(never)]
+    fn move_to(&mut self, page: u64) {
+        let two = is_text(page + PAGE_SIZE as u64, 1);
+        // SAFETY: this window holds the lock, and `poke` has checked the range.
+        let mapped = unsafe { memory::map_text_alias(page, two) };
+        assert!(mapped, "no memory for the page table of the text alias");
+        self.page = page;
     }
 }
 
@@ -163,7 +178,7 @@ impl Text for Window<'_> {
 }
 
 impl TextPoke for Window<'_> {
-    #[inline]
+    #[inline(always)]
     fn poke(&mut self, addr: u64, bytes: &[u8]) {
         assert!(self.covers(addr, bytes.len()), "a write outside the text of this window");
         let to = self.alias(addr);

@@ -6,11 +6,10 @@
 //!
 //! 1. every check off (a jump over it: one store of two bytes),
 //! 2. new hashes in all preambles,
-//! 3. new hashes in all checks,
-//! 4. bodies and heads: every check on in its final form.
+//! 3. in each check the new hash, then the body, then the head: it is on in its final form.
 //!
-//! and at no moment does a good call meet a hash that does not match. When hashes stay, steps 1 to
-//! 3 fall away, and between `kcfi` and `opt` a site changes by a single store. For
+//! and at no moment does a good call meet a hash that does not match. When hashes stay, steps 1 and
+//! 2 fall away, and between `kcfi` and `opt` a site changes by a single store. For
 //! [`crate::fineibt`] step 2 makes preambles landing pads, and there is always a step 1.
 //!
 //! [`crate::poke`] would derive a [`crate::Patch`] for every site three times; with thousands of
@@ -83,7 +82,9 @@ impl BootPlan {
             }
         }
         for entry in tables.functions().iter() {
-            checked.verify_function(text, &entry, entry.hash, tables.form())?;
+            if !checked.is_function(text, &entry, entry.hash, tables.form()) {
+                checked.verify_function(text, &entry, entry.hash, tables.form())?;
+            }
             if self.form == Form::FineIbt {
                 fineibt::check_room(text, entry.function)?;
             }
@@ -129,14 +130,17 @@ impl BootChecked<'_> {
                 let at = preamble::address(entry.function, self.tables.disp());
                 poke(text, at.wrapping_add(1), &self.seeded(entry.hash).to_le_bytes());
             }
-            for entry in self.tables.checks().iter() {
-                let hash = self.seeded(entry.hash).wrapping_neg();
-                poke(text, entry.site.wrapping_add(2), &hash.to_le_bytes());
-            }
         }
-        if to != Form::Off && (reseed || from != to) {
+        if reseed || from != to && to != Form::Off {
             let body = if to == Form::Opt { BODY_OPT } else { BODY_KCFI };
             for entry in self.tables.checks().iter() {
+                if reseed {
+                    let hash = self.seeded(entry.hash).wrapping_neg();
+                    poke(text, entry.site.wrapping_add(2), &hash.to_le_bytes());
+                }
+                if to == Form::Off {
+                    continue;
+                }
                 if from != to {
                     poke(text, entry.site.wrapping_add(10), &body);
                 }
@@ -242,7 +246,9 @@ impl BootChecked<'_> {
         }
         for entry in self.tables.functions().iter() {
             let hash = self.seeded(entry.hash);
-            self.verify_function(text, &entry, hash, self.plan.form).map_err(broken)?;
+            if !self.is_function(text, &entry, hash, self.plan.form) {
+                self.verify_function(text, &entry, hash, self.plan.form).map_err(broken)?;
+            }
             done.functions += 1;
         }
         for site in self.returns() {
@@ -274,6 +280,15 @@ impl BootChecked<'_> {
         let mut found = [0];
         let _ = text.read(entry.site.wrapping_add(u64::from(offset)), &mut found);
         Err(Anomaly::new(entry.site, offset, What::Byte { expected, found: found[0] }))
+    }
+
+    /// Whether a function is as expected; what [`Self::verify_function`] says of one that is not.
+    #[inline]
+    fn is_function(&self, text: &impl Text, entry: &FunctionEntry, hash: u32, form: Form) -> bool {
+        if form == Form::FineIbt && hash != POISON {
+            return fineibt::is_landing_pad_at(text, entry.function, hash);
+        }
+        preamble::is_at(text, entry.function, self.tables.disp(), hash)
     }
 
     fn verify_function(

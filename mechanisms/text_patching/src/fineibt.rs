@@ -82,6 +82,13 @@ pub fn landing_pad(hash: u32) -> [u8; 16] {
     [e0, e1, e2, e3, SUB_EAX, h0, h1, h2, h3, r0, r1, r2, r3, r4, r5, r6]
 }
 
+/// Whether the landing pad of `function` wants this hash: [`decode_landing_pad`] for a pass over
+/// thousands of them.
+#[inline]
+pub fn is_landing_pad_at(text: &impl Text, function: u64, hash: u32) -> bool {
+    read_site(text, function.wrapping_sub(LANDING)) == Ok(landing_pad(hash))
+}
+
 /// The hash that the landing pad of `function` wants.
 ///
 /// # Errors

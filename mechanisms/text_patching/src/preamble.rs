@@ -15,7 +15,7 @@
 //! A hash must never be 0 (that is the poison), and neither it nor its negation, which call sites
 //! carry, may be the bytes of ENDBR64: they would be a legal landing pad in the middle of text.
 
-use crate::poke::{Anomaly, Code, Patch, Store, Text, What, read_site};
+use crate::poke::{Anomaly, Code, Patch, Store, Text, What, read_site, read_word};
 
 /// `f3 0f 1e fa` ENDBR64, as a little-endian word.
 pub const ENDBR64: u32 = u32::from_le_bytes([0xf3, 0x0f, 0x1e, 0xfa]);
@@ -111,9 +111,26 @@ pub fn decode_at(text: &impl Text, function: u64, disp: i8) -> Result<Preamble, 
     decode(at, read_site(text, at)?)
 }
 
+/// Whether the function at `function` has a preamble with this hash: [`decode_at`] for a pass over
+/// thousands of them.
+#[inline]
+pub fn is_at(text: &impl Text, function: u64, disp: i8, hash: u32) -> bool {
+    // Any of the eight low registers.
+    let found = read_word::<5>(text, address(function, disp)).map(|word| word & !7);
+    found == Ok(0xb8 | u64::from(hash) << 8)
+}
+
 /// Whether a hash may be used: not the poison, and ENDBR64 neither in callees nor in call sites.
 #[must_use]
+#[inline]
 pub fn is_legal(hash: u32) -> bool {
+    // Two hashes of 256 have such a last byte, and are looked at.
+    const LOW: u8 = ENDBR64 as u8;
+    let low = hash as u8;
+    low != 0 && low != LOW && low != LOW.wrapping_neg() || is_legal_in_full(hash)
+}
+
+fn is_legal_in_full(hash: u32) -> bool {
     let endbr64 = endbr64();
     hash != POISON && hash != endbr64 && hash.wrapping_neg() != endbr64
 }

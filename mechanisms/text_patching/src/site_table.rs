@@ -308,6 +308,16 @@ fn word(bytes: &[u8], offset: usize) -> Option<u32> {
     bytes.get(offset..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
 }
 
+/// An entry of its words.
+#[inline]
+fn decode<E: SiteEntry>(base: u64, entry: &[u8]) -> E {
+    let (words, _) = entry.as_chunks();
+    E::from_words(
+        base,
+        core::array::from_fn(|n| words.get(n).copied().map_or(0, u32::from_le_bytes)),
+    )
+}
+
 /// One sorted table.
 #[derive(Clone, Copy, Debug)]
 pub struct Table<'a, E> {
@@ -335,12 +345,7 @@ impl<'a, E: SiteEntry> Table<'a, E> {
     #[must_use]
     pub fn get(&self, index: usize) -> Option<E> {
         let at = index.checked_mul(Self::STRIDE)?;
-        let (raw, _) = self.bytes.get(at..)?.get(..Self::STRIDE)?.as_chunks();
-        let mut words = [0; 3];
-        for (slot, raw) in words.iter_mut().zip(raw) {
-            *slot = u32::from_le_bytes(*raw);
-        }
-        Some(E::from_words(self.base, words))
+        Some(decode(self.base, self.bytes.get(at..)?.get(..Self::STRIDE)?))
     }
 
     /// The entry whose site is exactly `site`.
@@ -362,24 +367,27 @@ impl<'a, E: SiteEntry> Table<'a, E> {
 
     /// All entries, ascending.
     #[must_use]
+    #[inline]
     pub fn iter(&self) -> Iter<'a, E> {
-        Iter { table: Table { ..*self }, next: 0 }
+        Iter { rest: self.bytes, base: self.base, entry: PhantomData }
     }
 }
 
 /// Iterator of [`Table::iter`]; cloning it starts a second pass at the same place.
 #[derive(Clone, Debug)]
 pub struct Iter<'a, E> {
-    table: Table<'a, E>,
-    next: usize,
+    rest: &'a [u8],
+    base: u64,
+    entry: PhantomData<E>,
 }
 
 impl<E: SiteEntry> Iterator for Iter<'_, E> {
     type Item = E;
+    #[inline]
     fn next(&mut self) -> Option<E> {
-        let entry = self.table.get(self.next)?;
-        self.next += 1;
-        Some(entry)
+        let (entry, rest) = self.rest.split_at_checked(Table::<E>::STRIDE)?;
+        self.rest = rest;
+        Some(decode(self.base, entry))
     }
 }
 
