@@ -89,6 +89,12 @@ struct Index {
     longest_shared: u64,
 }
 
+/// A wait for a lock. Whoever waits has the object, so that this is never its last reference.
+struct Wait {
+    inode: Arc<dyn Inode>,
+    wanted: Lock,
+}
+
 /// Locks that may meet each other.
 #[derive(Default)]
 struct Owned {
@@ -117,8 +123,10 @@ pub struct FileLocks {
 
 /// How many locks there are; an upper bound where no lock is taken.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Who waits for whom, for deadlocks among processes.
-static WAITING: SpinLock<BTreeMap<Owner, Owner>> = SpinLock::new(BTreeMap::new());
+/// What processes wait for, for deadlocks among them: by the process, and its wait's own address.
+/// For whom they wait is asked of the objects, since a lock that was given back is no wait any more
+/// although who waited has not run yet.
+static WAITING: SpinLock<BTreeMap<(Owner, usize), Wait>> = SpinLock::new(BTreeMap::new());
 /// Objects that have had locks.
 static LISTED: SpinLock<Vec<Weak<dyn Inode>>> = SpinLock::new(Vec::new());
 
@@ -373,10 +381,11 @@ pub fn acquire(inode: &Arc<dyn Inode>, wanted: &Lock, wait: bool) -> Result<()> 
     }
     let result = locks.released.wait(|| match locks.try_acquire(wanted) {
         Ok(None) => Some(Ok(())),
-        Ok(Some(blocker)) => note_wait(wanted.owner, blocker.owner).err().map(Err),
+        Ok(Some(blocker)) => note_wait(inode, wanted, blocker.owner).err().map(Err),
         Err(error) => Some(Err(error)),
     });
-    WAITING.lock().remove(&wanted.owner);
+    let noted = WAITING.lock().remove(&wait_key(wanted));
+    drop(noted);
     result?
 }
 
@@ -400,24 +409,38 @@ pub(super) fn list(inode: &Arc<dyn Inode>) -> Result<()> {
     Err(Errno::ENOLCK)
 }
 
-/// Remembers who waits for whom; EDEADLK if that closes a circle of processes.
-fn note_wait(waiter: Owner, blocker: Owner) -> Result<()> {
-    if !matches!(waiter, Owner::Process(_)) {
+/// The place of the wait for `wanted` in [`WAITING`].
+fn wait_key(wanted: &Lock) -> (Owner, usize) {
+    let this: *const Lock = wanted;
+    (wanted.owner, this.addr())
+}
+
+/// Remembers what is waited for; EDEADLK if that closes a circle of processes.
+fn note_wait(inode: &Arc<dyn Inode>, wanted: &Lock, blocker: Owner) -> Result<()> {
+    if !matches!(wanted.owner, Owner::Process(_)) {
         return Ok(());
     }
     let mut waiting = WAITING.lock();
+    let wait = || Wait { inode: inode.clone(), wanted: *wanted };
+    waiting.entry(wait_key(wanted)).or_insert_with(wait);
     let mut at = blocker;
     for _ in 0..CHAIN_MAX {
-        if at == waiter {
+        if at == wanted.owner {
             return Err(Errno::EDEADLK);
         }
-        match waiting.get(&at) {
-            Some(&next) => at = next,
-            None => break,
-        }
+        let first = waiting.range((at, 0)..).next().filter(|((owner, _), _)| *owner == at);
+        let Some(next) = first.and_then(|(_, wait)| wait.blocker()) else { break };
+        at = next;
     }
-    waiting.insert(waiter, blocker);
     Ok(())
+}
+
+impl Wait {
+    /// Who has the lock now.
+    fn blocker(&self) -> Option<Owner> {
+        let mut held = self.inode.state().locks().held.lock();
+        held.of(self.wanted.owner).conflict(&self.wanted).map(|(owner, _)| owner)
+    }
 }
 
 /// Gives back what the owner of `range` holds of its bytes.

@@ -57,6 +57,20 @@ pub struct BootDone {
     pub stores: usize,
 }
 
+/// Text, and the stores made to it.
+struct Counting<'a, T> {
+    text: &'a mut T,
+    stores: usize,
+}
+
+impl<T: TextPoke> Counting<'_, T> {
+    #[inline(always)]
+    fn poke(&mut self, addr: u64, bytes: &[u8]) {
+        self.text.poke(addr, bytes);
+        self.stores += 1;
+    }
+}
+
 impl BootPlan {
     /// Phase one: verifies the whole image against its tables. Nothing is written.
     ///
@@ -105,30 +119,23 @@ impl BootChecked<'_> {
     /// # Errors
     /// [`Broken`] when text was changed by somebody else or a store did not arrive: stop.
     pub fn apply(self, text: &mut impl TextPoke) -> Result<BootDone, Broken> {
-        let mut done = BootDone::default();
-        let mut poke = |text: &mut _, addr: u64, bytes: &[u8]| {
-            TextPoke::poke(text, addr, bytes);
-            done.stores += 1;
-        };
+        let mut text = Counting { text, stores: 0 };
         let (from, to) = (self.tables.form(), self.plan.form);
         // POINT OF NO RETURN: every byte was verified; from here on there are only stores.
         if to == Form::FineIbt {
-            self.apply_fineibt(text, &mut poke);
-            self.apply_tails(text, &mut poke)?;
-            self.apply_returns(text, &mut poke)?;
-            self.verify(text, &mut done)?;
-            return Ok(done);
+            self.apply_fineibt(&mut text);
+            return self.finish(text);
         }
         let reseed = self.plan.seed != Seed::new(0);
         if (reseed || to == Form::Off) && from != Form::Off {
             for entry in self.tables.checks().iter() {
-                poke(text, entry.site, &HEAD_OFF);
+                text.poke(entry.site, &HEAD_OFF);
             }
         }
         if reseed {
             for entry in self.tables.functions().iter().filter(|entry| entry.hash != POISON) {
                 let at = preamble::address(entry.function, self.tables.disp());
-                poke(text, at.wrapping_add(1), &self.seeded(entry.hash).to_le_bytes());
+                text.poke(at.wrapping_add(1), &self.seeded(entry.hash).to_le_bytes());
             }
         }
         if reseed || from != to && to != Form::Off {
@@ -136,43 +143,49 @@ impl BootChecked<'_> {
             for entry in self.tables.checks().iter() {
                 if reseed {
                     let hash = self.seeded(entry.hash).wrapping_neg();
-                    poke(text, entry.site.wrapping_add(2), &hash.to_le_bytes());
+                    text.poke(entry.site.wrapping_add(2), &hash.to_le_bytes());
                 }
                 if to == Form::Off {
                     continue;
                 }
                 if from != to {
-                    poke(text, entry.site.wrapping_add(10), &body);
+                    text.poke(entry.site.wrapping_add(10), &body);
                 }
                 if reseed || from == Form::Off {
-                    poke(text, entry.site, &HEAD_ON);
+                    text.poke(entry.site, &HEAD_ON);
                 }
             }
         }
-        self.apply_tails(text, &mut poke)?;
-        self.apply_returns(text, &mut poke)?;
-        self.verify(text, &mut done)?;
+        self.finish(text)
+    }
+
+    /// What is the same for all forms.
+    fn finish(&self, mut text: Counting<'_, impl TextPoke>) -> Result<BootDone, Broken> {
+        self.apply_tails(&mut text)?;
+        self.apply_returns(&mut text)?;
+        let mut done = BootDone { stores: text.stores, ..BootDone::default() };
+        self.verify(text.text, &mut done)?;
         Ok(done)
     }
 
-    fn apply_fineibt<T: TextPoke>(&self, text: &mut T, poke: &mut impl FnMut(&mut T, u64, &[u8])) {
+    fn apply_fineibt(&self, text: &mut Counting<'_, impl TextPoke>) {
         for entry in self.tables.checks().iter() {
-            poke(text, entry.site, &HEAD_OFF);
+            text.poke(entry.site, &HEAD_OFF);
         }
         // The others get none: that seals them.
         for entry in self.tables.functions().iter().filter(|entry| entry.hash != POISON) {
             let pad = fineibt::landing_pad(self.seeded(entry.hash));
             let at = entry.function.wrapping_sub(fineibt::LANDING);
             let (low, high) = pad.split_at(8);
-            poke(text, at, low);
-            poke(text, at.wrapping_add(8), high);
+            text.poke(at, low);
+            text.poke(at.wrapping_add(8), high);
         }
         for entry in self.tables.checks().iter() {
             let [h0, h1, rest @ ..] = fineibt::caller(self.seeded(entry.hash));
             let (low, high) = rest.split_at(8);
-            poke(text, entry.site.wrapping_add(2), low);
-            poke(text, entry.site.wrapping_add(10), high);
-            poke(text, entry.site, &[h0, h1]);
+            text.poke(entry.site.wrapping_add(2), low);
+            text.poke(entry.site.wrapping_add(10), high);
+            text.poke(entry.site, &[h0, h1]);
         }
     }
 
@@ -190,11 +203,7 @@ impl BootChecked<'_> {
         }
     }
 
-    fn apply_tails<T: TextPoke>(
-        &self,
-        text: &mut T,
-        poke: &mut impl FnMut(&mut T, u64, &[u8]),
-    ) -> Result<(), Broken> {
+    fn apply_tails(&self, text: &mut Counting<'_, impl TextPoke>) -> Result<(), Broken> {
         if self.plan.via == Via::Thunk {
             return Ok(());
         }
@@ -202,24 +211,20 @@ impl BootChecked<'_> {
         let checks = checks.map(|entry| (entry.site.wrapping_add(TAIL), entry.shape));
         let thunks = self.tables.thunks().iter().map(|entry| (entry.at, entry.shape));
         for (at, shape) in checks.chain(thunks) {
-            let change = self.reroute(text, at, shape).map_err(broken)?;
+            let change = self.reroute(text.text, at, shape).map_err(broken)?;
             if !change.is_noop() {
-                change.write(at, Store::one(shape.len), |addr, bytes| poke(text, addr, bytes));
+                change.write(at, Store::one(shape.len), |addr, bytes| text.poke(addr, bytes));
             }
         }
         Ok(())
     }
 
-    fn apply_returns<T: TextPoke>(
-        &self,
-        text: &mut T,
-        poke: &mut impl FnMut(&mut T, u64, &[u8]),
-    ) -> Result<(), Broken> {
+    fn apply_returns(&self, text: &mut Counting<'_, impl TextPoke>) -> Result<(), Broken> {
         let order = return_site::order(self.plan.returns);
         for site in self.returns() {
-            let change = self.thunk_return(text, site).map_err(broken)?;
+            let change = self.thunk_return(text.text, site).map_err(broken)?;
             if !change.is_noop() {
-                change.write(site, order, |addr, bytes| poke(text, addr, bytes));
+                change.write(site, order, |addr, bytes| text.poke(addr, bytes));
             }
         }
         Ok(())
