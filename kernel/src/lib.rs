@@ -2,7 +2,7 @@
 //!
 //! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `mapping` ·
 //! `tty` · `procfs` · `kvm` · `seccomp` · `ptrace` · `sockets` · `net` · `aio` · `ipc` · `exec` ·
-//! `process` · `fs` · `drivers` · `mm` · `vfs` · `security` · `base`.
+//! `process` · `fs` · `drivers` · `mm` · `vfs` · `page_cache` · `security` · `base`.
 //! Reading order: `calls`, `process`, `mm`, `vfs`, then `base` below them.
 
 #![no_std]
@@ -30,6 +30,7 @@ pub mod mapping;
 pub mod mm;
 pub mod net;
 pub mod oom;
+pub mod page_cache;
 pub mod process;
 pub mod procfs;
 pub mod ptrace;

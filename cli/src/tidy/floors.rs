@@ -27,6 +27,7 @@ const HOUSES: &[House] = &[
         floors: &[
             "base",
             "security",
+            "page_cache",
             "vfs",
             "mm",
             "block",

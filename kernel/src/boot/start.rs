@@ -36,13 +36,13 @@ use crate::ipc::sysv::undo;
 use crate::ipc::timerfd;
 use crate::mm::vdso;
 use crate::oom;
+use crate::page_cache;
 use crate::process::signal::{SigInfo, send_to_group};
 use crate::process::upper::{self, Upper};
 use crate::security::{self, Credentials, Resource, Subject};
 use crate::tty::WinSize;
 use crate::vfs as fs;
 use crate::vfs::open::{How, open_executable};
-use crate::vfs::page_cache;
 use crate::vfs::path::{Context, FsContext, Location, resolve, walk};
 use crate::vfs::{FdTable, File, FileOps, FileSystem, FileType, SetAttributes, mount, namei};
 

@@ -313,7 +313,7 @@ fn drop_caches(data: &[u8]) -> Result<()> {
     match parse_number::<u32>(data)? {
         what @ 1..=4 => {
             if what & 1 != 0 {
-                crate::vfs::page_cache::reclaim_all();
+                crate::page_cache::reclaim_all();
             }
             if what & 2 != 0 {
                 crate::vfs::dentry::shrink_all();

@@ -18,11 +18,11 @@ use machine::sync::{Once, SpinLock};
 
 use super::dentry::Dentry;
 use super::mount::{self, Mount};
-use super::page_cache::PageCache;
 use super::path::Location;
 use super::{
     FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes, Statistics,
 };
+use crate::page_cache::PageCache;
 
 /// How an object is opened once more (open(2) of /proc/PID/fd/N).
 pub trait Reopen: Send + Sync {
