@@ -1,7 +1,7 @@
 //! The Linux personality: everything a program sees, in safe Rust over the machine.
 //!
 //! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `mapping` ·
-//! `tty` · `procfs` · `kvm` · `seccomp` · `ptrace` · `sockets` · `net` · `aio` · `ipc` · `exec` ·
+//! `tty` · `procfs` · `kvm` · `seccomp` · `ptrace` · `sockets` · `inet` · `net` · `aio` · `ipc` · `exec` ·
 //! `process` · `fs` · `drivers` · `mm` · `vfs` · `page_cache` · `security` · `base`.
 //! Reading order: `calls`, `process`, `mm`, `vfs`, then `base` below them.
 
@@ -20,6 +20,7 @@ pub mod calls;
 pub mod drivers;
 pub mod exec;
 pub mod fs;
+pub mod inet;
 pub mod init;
 pub mod ipc;
 pub mod khugepaged;

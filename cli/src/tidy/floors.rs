@@ -41,6 +41,7 @@ const HOUSES: &[House] = &[
             "ipc",
             "aio",
             "net",
+            "inet",
             "sockets",
             "ptrace",
             "seccomp",

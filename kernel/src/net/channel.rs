@@ -26,7 +26,7 @@ use machine::sync::Once;
 
 use super::address::Address;
 use super::control::Control;
-use super::inet::packet::Packet;
+use super::packet::Packet;
 use crate::base::io::{Sink, Source};
 use crate::base::poll::events;
 use crate::base::sync::{Mutex, Timeout, WaitQueue, Wake};

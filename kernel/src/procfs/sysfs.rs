@@ -18,7 +18,7 @@ use super::sysctl::pool_setting;
 use crate::fs::pseudo::{PseudoFs, Static, StaticListing, Text, parse_number};
 use crate::khugepaged;
 use crate::mm::{PAGE, huge, hugetlb};
-use crate::net::inet::interface;
+use crate::net::interface;
 use crate::page_cache;
 use crate::process::current;
 use crate::security::{self, Capability};

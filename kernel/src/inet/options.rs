@@ -13,7 +13,7 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
 use super::groups::Groups;
-use super::interface;
+use crate::net::interface;
 use crate::net::options::Value;
 use crate::net::{Common, SocketKind};
 use crate::process::Thread;
@@ -180,19 +180,6 @@ fn rule(level: u32, name: u32) -> Result<Rule> {
     rules.iter().copied().find(|rule| rule.0 == name).ok_or(Errno::ENOPROTOOPT)
 }
 
-/// Whether there is such an option of IPv4.
-pub(crate) fn is_known_to_ip(name: u32) -> bool {
-    const NETFILTER: core::ops::Range<u32> = 64..84;
-    let is_other = matches!(name, raw::IP_OPTIONS | raw::IP_MTU | raw::IP_MULTICAST_IF)
-        || matches!(name, raw::IP_IPSEC_POLICY | raw::IP_XFRM_POLICY | raw::IP_MSFILTER)
-        || matches!(name, raw::IP_ADD_MEMBERSHIP | raw::IP_DROP_MEMBERSHIP)
-        || matches!(name, raw::IP_UNBLOCK_SOURCE | raw::IP_BLOCK_SOURCE)
-        || matches!(name, raw::IP_ADD_SOURCE_MEMBERSHIP | raw::IP_DROP_SOURCE_MEMBERSHIP)
-        || (raw::MCAST_JOIN_GROUP..=raw::MCAST_MSFILTER).contains(&name)
-        || NETFILTER.contains(&name);
-    is_other || IP_RULES.iter().any(|rule| rule.0 == name)
-}
-
 /// Options of TCP's sockets that differ from others'.
 fn is_refused_by_tcp(level: u32, name: u32) -> bool {
     level == raw::IPPROTO_IP as u32 && matches!(name, raw::IP_MULTICAST_TTL | raw::IP_RECVFRAGSIZE)
@@ -248,6 +235,22 @@ fn refused(level: u32, name: u32, len: usize) -> Option<Result<()>> {
 }
 
 impl IpOptions {
+    /// Whether there is such an option of IPv4; of other levels that is found out later.
+    pub fn knows(level: u32, name: u32) -> bool {
+        const NETFILTER: core::ops::Range<u32> = 64..84;
+        if level != raw::IPPROTO_IP as u32 {
+            return true;
+        }
+        let is_other = matches!(name, raw::IP_OPTIONS | raw::IP_MTU | raw::IP_MULTICAST_IF)
+            || matches!(name, raw::IP_IPSEC_POLICY | raw::IP_XFRM_POLICY | raw::IP_MSFILTER)
+            || matches!(name, raw::IP_ADD_MEMBERSHIP | raw::IP_DROP_MEMBERSHIP)
+            || matches!(name, raw::IP_UNBLOCK_SOURCE | raw::IP_BLOCK_SOURCE)
+            || matches!(name, raw::IP_ADD_SOURCE_MEMBERSHIP | raw::IP_DROP_SOURCE_MEMBERSHIP)
+            || (raw::MCAST_JOIN_GROUP..=raw::MCAST_MSFILTER).contains(&name)
+            || NETFILTER.contains(&name);
+        is_other || IP_RULES.iter().any(|rule| rule.0 == name)
+    }
+
     /// Those of a socket made by accept(2).
     pub(super) fn inherit(&self) -> IpOptions {
         IpOptions {

@@ -13,7 +13,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use abi::{Errno, Result, net as raw, option_layout::least_bytes};
 use machine::sync::SpinLock;
 
-use super::interface;
+use crate::net::interface;
 use crate::net::{Common, SocketKind};
 
 const IP: u32 = raw::IPPROTO_IP as u32;

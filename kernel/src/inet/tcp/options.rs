@@ -11,8 +11,8 @@ use zerocopy::IntoBytes;
 use super::TcpSocket;
 use super::connect::TimeIsUp;
 use super::link::Link;
-use super::state::TcpState;
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, now_ns, wake_at};
+use crate::net::TcpState;
 use crate::net::channel::{Channel, SEGMENT_BYTES};
 use crate::net::options::Value;
 use crate::net::stream::BACKLOG_MAX;
@@ -325,7 +325,7 @@ impl TcpSocket {
         info.snd_mss = SEGMENT_BYTES as u32;
         info.rcv_mss = 536;
         info.advmss = SEGMENT_BYTES as u32;
-        info.pmtu = super::super::interface::LO.mtu;
+        info.pmtu = crate::net::interface::LO.mtu;
         // A round trip is a call: less than the clock's grain.
         info.rtt_us = 20;
         info.rttvar_us = 10;

@@ -4,14 +4,14 @@
 //! inbox of the socket that is bound to its port. What programs can tell is kept: ports and their
 //! conflicts, backlogs, refused connections, resets, half-closed connections. `ports` decides who
 //! owns a port; `tcp` and `udp` are the sockets, `options`, `groups` and `packet` what they share;
-//! a network device would stand beside `ports`. Raw sockets: `crate::sockets`.
+//! a network device would stand beside `ports`. What a socket is, how its data waits and what stands
+//! beside it is `net`'s. Raw sockets: `sockets`.
 
 mod cork;
 mod errors;
 mod groups;
-pub mod interface;
 pub mod options;
-pub mod packet;
+mod packet;
 mod ports;
 pub mod tcp;
 mod udp;
@@ -22,8 +22,8 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use abi::{Errno, Result, net as raw};
 
-use super::address::RawAddress;
-use super::{Common, Socket, SocketKind};
+use crate::net::address::RawAddress;
+use crate::net::{Common, Socket, SocketKind};
 
 /// A new socket.
 pub fn create(domain: u32, kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {

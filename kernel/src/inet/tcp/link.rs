@@ -16,9 +16,9 @@ use abi::Errno;
 use super::super::ports::Owner;
 use super::TcpSocket;
 use super::flows::{self, Wait};
-use super::state::TcpState;
 use crate::base::counters::{self, Counted};
 use crate::net::Common;
+use crate::net::TcpState;
 use crate::net::channel::Channel;
 
 /// Marks of an end, shifted by its side.

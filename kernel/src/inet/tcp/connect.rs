@@ -15,14 +15,14 @@ use abi::{Errno, Result, net as raw};
 
 use super::flows;
 use super::link::{self, Link};
-use super::state::TcpState;
 use super::{PORTS, Phase, TcpSocket};
 use crate::base::counters::{self, Counted};
 use crate::base::sync::{Timeout, WaitQueue, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, wake_at};
+use crate::inet::ports::Owner;
+use crate::inet::{any_address, destination, source_for};
+use crate::net::TcpState;
 use crate::net::address::RawAddress;
-use crate::net::inet::ports::Owner;
-use crate::net::inet::{any_address, destination, source_for};
 use crate::net::{Socket, hooks};
 use crate::process::Thread;
 

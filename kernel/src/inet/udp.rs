@@ -14,7 +14,6 @@ use super::cork::Cork;
 use super::errors::{self, ErrorQueue, Undelivered};
 use super::groups;
 use super::options::{IpOptions, wants};
-use super::packet::Packet;
 use super::ports::{Binding, Owner, Ports, check_address};
 use super::udplite::Coverage;
 use super::{
@@ -30,6 +29,7 @@ use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{Channel, Info, ReceiveMode, Received};
 use crate::net::control::{Control, Writer};
 use crate::net::options::Value;
+use crate::net::packet::Packet;
 use crate::net::{Common, Outgoing, Socket};
 use crate::process::Thread;
 
@@ -657,6 +657,10 @@ impl Socket for UdpSocket {
         }
         let peer_is_v4 = self.peer.lock().map(|peer| peer.ip().to_canonical().is_ipv4());
         self.ip.get(&self.common, level, name, peer_is_v4)
+    }
+
+    fn knows_option(&self, level: u32, name: u32) -> bool {
+        IpOptions::knows(level, name)
     }
 
     fn set_option(&self, who: &Thread, level: u32, name: u32, value: &[u8]) -> Result<()> {

@@ -9,7 +9,6 @@ mod connect;
 mod flows;
 mod link;
 mod options;
-mod state;
 
 use alloc::sync::{Arc, Weak};
 use core::net::{IpAddr, SocketAddr};
@@ -19,7 +18,6 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
 pub use flows::{WaitingEnd, waiting};
-pub use state::TcpState;
 
 use super::options::IpOptions;
 use super::ports::{Binding, Owner, Ports, check_address};
@@ -32,7 +30,7 @@ use crate::net::channel::{ReceiveMode, Received, SendMode};
 use crate::net::control::Writer;
 use crate::net::options::Value;
 use crate::net::stream::Backlog;
-use crate::net::{Common, Outgoing, Socket};
+use crate::net::{Common, Outgoing, Socket, TcpState};
 use crate::process::Thread;
 use connect::{Attempt, Waiting};
 use link::Link;
@@ -495,6 +493,10 @@ impl Socket for TcpSocket {
         let is_v4 = |peer| matches!(peer, Address::Inet(at) if at.ip().to_canonical().is_ipv4());
         let peer_is_v4 = || self.peer_address().map_or(!self.common.is_v6(), is_v4);
         self.ip.get(&self.common, level, name, has_way.then(peer_is_v4))
+    }
+
+    fn knows_option(&self, level: u32, name: u32) -> bool {
+        IpOptions::knows(level, name)
     }
 
     fn set_option(&self, who: &Thread, level: u32, name: u32, value: &[u8]) -> Result<()> {
