@@ -1,8 +1,9 @@
 //! The Linux personality: everything a program sees, in safe Rust over the machine.
 //!
 //! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `mapping` ·
-//! `tty` · `procfs` · `kvm` · `seccomp` · `ptrace` · `sockets` · `inet` · `net` · `aio` · `ipc` · `exec` ·
-//! `process` · `fs` · `drivers` · `mm` · `vfs` · `page_cache` · `security` · `base`.
+//! `tty` · `procfs` · `kvm` · `seccomp` · `ptrace` · `sockets` · `inet` · `net` · `aio` · `io` ·
+//! `ipc` · `futex` · `exec` · `process` · `fs` · `drivers` · `mm` · `vfs` · `page_cache` ·
+//! `security` · `base`.
 //! Reading order: `calls`, `process`, `mm`, `vfs`, then `base` below them.
 
 #![no_std]
@@ -20,8 +21,10 @@ pub mod calls;
 pub mod drivers;
 pub mod exec;
 pub mod fs;
+pub mod futex;
 pub mod inet;
 pub mod init;
+pub mod io;
 pub mod ipc;
 pub mod khugepaged;
 #[cfg(feature = "ktest")]

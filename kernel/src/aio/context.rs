@@ -18,7 +18,7 @@ use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
-use crate::ipc::eventfd::EventFd;
+use crate::io::eventfd::EventFd;
 use crate::mm::Mm;
 use crate::mm::attach::{self, Attachment};
 use crate::page_cache::PageCache;

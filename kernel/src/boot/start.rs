@@ -30,10 +30,10 @@ use crate::fs::devfs;
 use crate::fs::overlay::OverlayFs;
 use crate::fs::tmpfs::{Limits, TmpFs};
 use crate::fs::virtiofs::VirtioFs;
+use crate::futex::robust;
 use crate::init::{First, PROGRAM_PID};
-use crate::ipc::futex::robust;
+use crate::io::timerfd;
 use crate::ipc::sysv::undo;
-use crate::ipc::timerfd;
 use crate::mm::vdso;
 use crate::oom;
 use crate::page_cache;
@@ -112,7 +112,7 @@ fn register_floors() {
     time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
     chrdev::register(Nodes {
         devices: &[devfs::DEVICES, crate::tty::DEVICES, crate::kvm::DEVICES],
-        fifo: crate::ipc::pipe::open_node,
+        fifo: crate::io::pipe::open_node,
     });
     mount::register_types(super::file_systems::TYPES);
     crate::vfs::anon::common();

@@ -10,6 +10,8 @@ use machine::task::Current;
 use crate::aio;
 use crate::base::args::{Args, Handler, arity_of};
 use crate::base::tally;
+use crate::futex;
+use crate::io;
 use crate::ipc;
 use crate::mapping;
 use crate::process::current;
@@ -23,6 +25,7 @@ pub mod identity;
 pub mod landlock;
 pub mod limits;
 pub mod lsm;
+pub mod membarrier;
 pub mod net;
 pub mod prctl;
 pub mod processes;
@@ -243,11 +246,11 @@ table! {
     readahead => fs::readahead,
     cachestat => mapping::cached::cachestat,
     map_shadow_stack => mapping::shadow_stack::map_shadow_stack,
-    sendfile => ipc::copying::sendfile,
-    copy_file_range => ipc::copying::copy_file_range,
-    splice => ipc::copying::splice,
-    tee => ipc::copying::tee,
-    vmsplice => ipc::copying::vmsplice,
+    sendfile => io::copying::sendfile,
+    copy_file_range => io::copying::copy_file_range,
+    splice => io::copying::splice,
+    tee => io::copying::tee,
+    vmsplice => io::copying::vmsplice,
     setxattr => fs::setxattr,
     lsetxattr => fs::lsetxattr,
     fsetxattr => fs::fsetxattr,
@@ -289,25 +292,25 @@ table! {
     name_to_handle_at => fs::name_to_handle_at,
     open_by_handle_at => fs::open_by_handle_at,
     // --- waiting and ipc
-    pipe => ipc::pipe::sys_pipe,
-    pipe2 => ipc::pipe::sys_pipe2,
-    eventfd => ipc::eventfd::sys_eventfd,
-    eventfd2 => ipc::eventfd::sys_eventfd2,
-    signalfd => ipc::signalfd::sys_signalfd,
-    signalfd4 => ipc::signalfd::sys_signalfd4,
-    timerfd_create => ipc::timerfd::sys_timerfd_create,
-    timerfd_settime => ipc::timerfd::sys_timerfd_settime,
-    timerfd_gettime => ipc::timerfd::sys_timerfd_gettime,
-    poll => ipc::select::sys_poll,
-    ppoll => ipc::select::sys_ppoll,
-    select => ipc::select::sys_select,
-    pselect6 => ipc::select::sys_pselect6,
-    epoll_wait => ipc::epoll::sys_epoll_wait,
-    epoll_create => ipc::epoll::sys_epoll_create,
-    epoll_create1 => ipc::epoll::sys_epoll_create1,
-    epoll_ctl => ipc::epoll::sys_epoll_ctl,
-    epoll_pwait => ipc::epoll::sys_epoll_pwait,
-    epoll_pwait2 => ipc::epoll::sys_epoll_pwait2,
+    pipe => io::pipe::sys_pipe,
+    pipe2 => io::pipe::sys_pipe2,
+    eventfd => io::eventfd::sys_eventfd,
+    eventfd2 => io::eventfd::sys_eventfd2,
+    signalfd => io::signalfd::sys_signalfd,
+    signalfd4 => io::signalfd::sys_signalfd4,
+    timerfd_create => io::timerfd::sys_timerfd_create,
+    timerfd_settime => io::timerfd::sys_timerfd_settime,
+    timerfd_gettime => io::timerfd::sys_timerfd_gettime,
+    poll => io::select::sys_poll,
+    ppoll => io::select::sys_ppoll,
+    select => io::select::sys_select,
+    pselect6 => io::select::sys_pselect6,
+    epoll_wait => io::epoll::sys_epoll_wait,
+    epoll_create => io::epoll::sys_epoll_create,
+    epoll_create1 => io::epoll::sys_epoll_create1,
+    epoll_ctl => io::epoll::sys_epoll_ctl,
+    epoll_pwait => io::epoll::sys_epoll_pwait,
+    epoll_pwait2 => io::epoll::sys_epoll_pwait2,
     shmget => ipc::sysv::shm::shmget,
     shmat => ipc::sysv::shm::shmat,
     shmdt => ipc::sysv::shm::shmdt,
@@ -368,13 +371,13 @@ table! {
     exit_group => processes::exit_group,
     wait4 => process::wait::wait4,
     waitid => process::wait::waitid,
-    futex => ipc::futex::futex,
-    futex_waitv => ipc::futex::futex2::futex_waitv,
-    futex_wake => ipc::futex::futex2::futex_wake,
-    futex_wait => ipc::futex::futex2::futex_wait,
-    futex_requeue => ipc::futex::futex2::futex_requeue,
-    set_robust_list => ipc::futex::robust::set_robust_list,
-    get_robust_list => ipc::futex::robust::get_robust_list,
+    futex => futex::futex,
+    futex_waitv => futex::futex2::futex_waitv,
+    futex_wake => futex::futex2::futex_wake,
+    futex_wait => futex::futex2::futex_wait,
+    futex_requeue => futex::futex2::futex_requeue,
+    set_robust_list => futex::robust::set_robust_list,
+    get_robust_list => futex::robust::get_robust_list,
     pidfd_open => process::pidfd::pidfd_open,
     pidfd_send_signal => signals::pidfd_send_signal,
     pidfd_getfd => crate::ptrace::getfd::pidfd_getfd,
@@ -418,7 +421,7 @@ table! {
     syslog => system::syslog,
     getrandom => system::getrandom,
     getcpu => system::getcpu,
-    membarrier => ipc::membarrier::membarrier,
+    membarrier => membarrier::membarrier,
     acct => system::acct,
     vhangup => crate::tty::job::vhangup,
     kcmp => crate::ptrace::kcmp::kcmp,

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::base::io::{IOV_MAX, MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::time::{Deadline, TimeSpec, now_ns, realtime_ns};
 use crate::base::user::UserPtr;
-use crate::ipc::{file_at, give_pair};
+use crate::io::{file_at, give_pair};
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{ReceiveMode, Received, SendMode};
 use crate::net::control::{self, Control, Ucred, Writer};
@@ -245,7 +245,7 @@ fn send_one(
     let result = socket.send(who, source, what);
     let is_conversation = socket.common().kind != SocketKind::Dgram;
     if result == Err(Errno::EPIPE) && is_conversation && flags & raw::MSG_NOSIGNAL == 0 {
-        crate::ipc::signals::broken_pipe();
+        crate::io::signals::broken_pipe();
     }
     result.map(|len| len as u64)
 }

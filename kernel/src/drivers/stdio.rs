@@ -106,7 +106,7 @@ impl FileOps for StreamFile {
             port.write_as(owner, source, nowait)
         };
         if result == Err(Errno::EPIPE) {
-            crate::ipc::signals::broken_pipe();
+            crate::io::signals::broken_pipe();
         }
         result
     }

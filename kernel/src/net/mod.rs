@@ -33,7 +33,7 @@ use crate::base::poll::{PollTable, events};
 use crate::base::sync::{Timeout, WaitQueue};
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
-use crate::ipc::io_signals;
+use crate::io::io_signals;
 use crate::process::{Process, Thread, current};
 use crate::security::landlock::Confinement;
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
@@ -505,7 +505,7 @@ impl FileOps for SocketFile {
         }
         let result = self.socket.send(&who, source, what);
         if result == Err(Errno::EPIPE) && self.socket.common().kind != SocketKind::Dgram {
-            crate::ipc::signals::broken_pipe();
+            crate::io::signals::broken_pipe();
         }
         result
     }

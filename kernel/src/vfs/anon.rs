@@ -5,7 +5,7 @@
 //! show the same inode number, and a lock on one is in the way of a lock on another. Pidfds are one
 //! object for each process, or thread.
 //!
-//! Neighbours: `ipc` and `net` make them with [`AnonInode::new`]; a kind that can be opened again
+//! Neighbours: `io` and `net` make them with [`AnonInode::new`]; a kind that can be opened again
 //! through /proc/PID/fd (pipes) says how with [`AnonInode::set_opener`].
 
 use alloc::format;

@@ -9,7 +9,7 @@ use super::names::attributes_changed;
 use super::{CWD, file, resolve_at};
 use crate::base::time::realtime_ns;
 use crate::base::user::UserPtr;
-use crate::ipc::transfer::is_syncable;
+use crate::io::transfer::is_syncable;
 use crate::process::current;
 use crate::process::pidfd::PidFile;
 use crate::process::signal::send_to_current;

@@ -11,7 +11,7 @@ use super::{any_file, file};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::PseudoInode;
 use crate::fs::tmpfs::TmpInode;
-use crate::ipc::io_signals::{self, OwnerEx};
+use crate::io::io_signals::{self, OwnerEx};
 use crate::process::current;
 use crate::security::{Capability, Subject};
 use crate::vfs::anon::AnonInode;
@@ -96,8 +96,8 @@ pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
         raw::F_NOTIFY => io_signals::watch_directory(fd, &file, argument as u32).map(|()| 0),
         raw::F_GETLEASE => Ok(io_signals::lease(&file).into()),
         raw::F_SETLEASE => io_signals::set_lease(fd, &file, argument as u32).map(|()| 0),
-        raw::F_GETPIPE_SZ => crate::ipc::pipe::fcntl_get_size(&file),
-        raw::F_SETPIPE_SZ => crate::ipc::pipe::fcntl_set_size(&file, argument),
+        raw::F_GETPIPE_SZ => crate::io::pipe::fcntl_get_size(&file),
+        raw::F_SETPIPE_SZ => crate::io::pipe::fcntl_set_size(&file, argument),
         raw::F_ADD_SEALS => add_seals(&file, argument as u32),
         raw::F_GET_SEALS => Ok(seals(&file)?.seals().ok_or(Errno::EINVAL)?.into()),
         _ => Err(Errno::EINVAL),
@@ -135,7 +135,7 @@ fn set_flags(fd: Fd, file: &Arc<File>, flags: u32) -> Result<u64> {
     // A memory file was never opened: nobody asked its file system.
     let is_memory = file.location.as_ref().is_none_or(|location| location.mount.is_internal());
     let is_file = !is_memory && super::is_regular(&file.inode());
-    if is_new && !is_file && crate::ipc::pipe::of(file).is_none() {
+    if is_new && !is_file && crate::io::pipe::of(file).is_none() {
         return Err(Errno::EINVAL);
     }
     let is_async = io_signals::set_async(file, fd, flags & raw::FASYNC != 0)?;

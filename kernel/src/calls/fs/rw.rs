@@ -1,6 +1,6 @@
 //! Data: read(2), write(2), pread(2), readv(2), preadv2(2) and so on, lseek(2).
 //!
-//! Neighbour: `ipc::transfer` has what all of these do with the open file.
+//! Neighbour: `io::transfer` has what all of these do with the open file.
 
 use alloc::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::file;
 use crate::base::io::{Sink, Source, read_buffers};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::{self, PseudoInode};
-use crate::ipc::transfer::{self, RequestFlags, read_at, read_stream, write_at, write_stream};
+use crate::io::transfer::{self, RequestFlags, read_at, read_stream, write_at, write_stream};
 use crate::process::{Thread, current, file_of};
 use crate::vfs::inotify::Inotify;
 use crate::vfs::{File, FileType};
