@@ -2,8 +2,8 @@
 //!
 //! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `mapping` ·
 //! `tty` · `procfs` · `kvm` · `seccomp` · `ptrace` · `sockets` · `inet` · `net` · `aio` · `io` ·
-//! `ipc` · `futex` · `exec` · `process` · `fs` · `drivers` · `mm` · `vfs` · `page_cache` ·
-//! `security` · `base`.
+//! `ipc` · `futex` · `exec` · `signal` · `wait` · `timers` · `process` · `fs` · `drivers` ·
+//! `mm` · `vfs` · `page_cache` · `security` · `base`.
 //! Reading order: `calls`, `process`, `mm`, `vfs`, then `base` below them.
 
 #![no_std]
@@ -40,9 +40,12 @@ pub mod procfs;
 pub mod ptrace;
 pub mod seccomp;
 pub mod security;
+pub mod signal;
 pub mod sockets;
+pub mod timers;
 pub mod tty;
 pub mod vfs;
+pub mod wait;
 
 /// Set once the first CPU has made what the others need.
 static READY: AtomicBool = AtomicBool::new(false);

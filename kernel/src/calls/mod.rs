@@ -15,7 +15,9 @@ use crate::io;
 use crate::ipc;
 use crate::mapping;
 use crate::process::current;
-use crate::process::{self, Thread, timers};
+use crate::process::{self, Thread};
+use crate::timers;
+use crate::wait;
 
 pub mod capabilities;
 pub mod clock;
@@ -369,8 +371,8 @@ table! {
     execveat => crate::exec::call::execveat,
     exit => processes::exit,
     exit_group => processes::exit_group,
-    wait4 => process::wait::wait4,
-    waitid => process::wait::waitid,
+    wait4 => wait::wait4,
+    waitid => wait::waitid,
     futex => futex::futex,
     futex_waitv => futex::futex2::futex_waitv,
     futex_wake => futex::futex2::futex_wake,

@@ -4,7 +4,7 @@
 //! the thread that got the signal makes the others end, each of them leaves its notes on the way
 //! out ([`add_thread`]), and when it is alone it writes the file: memory cannot change any more.
 //! Pages that were never touched become holes. Neighbours: `regset` has the FPU's image,
-//! `process::signal::deliver` and `process::exit` call in here by `process::upper`.
+//! `signal::deliver` and `process::exit` call in here by `process::upper`.
 
 use alloc::format;
 use alloc::sync::Arc;

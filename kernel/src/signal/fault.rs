@@ -7,11 +7,11 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result};
 use machine::entry::PageFault;
 
-use super::{Process, current, has_current, work};
 use crate::base::reserve::relieve;
 use crate::mm::Mm;
 use crate::mm::fault::StackLimits;
 use crate::mm::shadow_stack::Owner;
+use crate::process::{Process, current, has_current, work};
 use crate::security::{Resource, subject_hooks};
 
 impl StackLimits for Process {

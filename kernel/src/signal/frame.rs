@@ -16,12 +16,12 @@ use machine::pkey::Pkru;
 use machine::task;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use super::altstack::StackT;
-use super::info::UserSigInfo;
-use super::{Action, SigInfo, UNBLOCKABLE, send};
 use crate::base::user::{UserPtr, efault};
 use crate::mm::shadow_stack;
 use crate::process::current;
+use crate::process::signal::altstack::{self, StackT};
+use crate::process::signal::info::UserSigInfo;
+use crate::process::signal::{Action, SigInfo, UNBLOCKABLE, send};
 
 /// `struct sigcontext`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]
@@ -166,7 +166,7 @@ pub fn push(regs: &mut PtRegs, info: &SigInfo, action: &Action) -> Result<()> {
     pushed?;
     shadow_stack::push_signal(action.restorer)?;
     if alt.auto_disarm {
-        thread.signals.lock().alt_stack = super::altstack::AltStack::default();
+        thread.signals.lock().alt_stack = altstack::AltStack::default();
     }
     fpu::reset_running();
     enter(regs, info, action, frame_at);

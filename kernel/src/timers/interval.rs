@@ -4,12 +4,12 @@ use alloc::sync::Arc;
 
 use abi::{Errno, Result, general as raw};
 
-use super::{AlarmTimer, Notify, Setting, update_watch};
 use crate::base::time::{NS_PER_SEC, TimeVal};
 use crate::base::user::UserPtr;
 use crate::process::Process;
 use crate::process::clock::{Clock, Part};
 use crate::process::current;
+use crate::process::timers::{AlarmTimer, Notify, Setting, update_watch};
 
 /// `struct itimerval`: interval, value.
 type ITimerVal = [TimeVal; 2];

@@ -6,9 +6,10 @@ use machine::entry::{Exception, PageFault, fault_code, vector};
 use machine::fpu;
 use machine::memory::USER_END;
 
-use super::{LastFault, SigInfo, send};
+use super::fault;
 use crate::process::current;
 use crate::process::ptrace;
+use crate::process::signal::{LastFault, SigInfo, send};
 
 /// An exception of the running program: demand paging, or a signal.
 pub fn user_exception(regs: &mut PtRegs, exception: Exception) {
@@ -55,7 +56,7 @@ fn page_fault(exception: &Exception) -> abi::Result<()> {
         return Err(Errno::EFAULT);
     }
     let fault = PageFault::of_code(exception.address, exception.error);
-    crate::process::fault::user_page_fault(fault)
+    fault::user_page_fault(fault)
 }
 
 fn note(exception: &Exception) {

@@ -1,6 +1,7 @@
 //! What a thread does on its way back to its program.
 
-use super::{current, exit, fork, ptrace, rseq, signal, work};
+use super::deliver;
+use crate::process::{current, exit, fork, ptrace, rseq, work};
 
 /// Exit work of the current thread: everything that must happen before it runs its program again.
 pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
@@ -25,6 +26,6 @@ pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
     }
     if pending & (work::SIGNAL | work::RESTORE_MASK) != 0 {
         let taken = thread.task().take_work(work::SIGNAL | work::RESTORE_MASK);
-        signal::deliver::deliver(regs, taken & work::RESTORE_MASK != 0);
+        deliver::deliver(regs, taken & work::RESTORE_MASK != 0);
     }
 }

@@ -4,12 +4,12 @@ use alloc::sync::Arc;
 
 use abi::general as raw;
 
-use super::{Resume, links};
 use crate::process::current;
+use crate::process::ptrace::{Resume, links};
 use crate::process::{Process, Thread, exit};
 
 /// What a scan of the tracees found.
-pub enum Seen {
+pub(super) enum Seen {
     /// No tracee that is asked for.
     None,
     /// There are some, and nothing to tell about them yet.
@@ -19,22 +19,22 @@ pub enum Seen {
 }
 
 /// What happened to a tracee.
-pub struct Event {
+pub(super) struct Event {
     /// The tracee.
-    pub thread: Arc<Thread>,
+    pub(super) thread: Arc<Thread>,
     /// CLD_ code.
-    pub code: u32,
+    pub(super) code: u32,
     /// Exit code or signal number.
-    pub number: i32,
+    pub(super) number: i32,
     /// As wait4(2) gives it.
-    pub status: i32,
+    pub(super) status: i32,
     /// It has ended and is nobody's tracee any more: [`links::forget_ended`] has to follow.
-    pub is_taken: bool,
+    pub(super) is_taken: bool,
 }
 
 /// Looks through the tracees of `tracer` that are `wanted`. What is found is taken, unless
 /// `options` have WNOWAIT.
-pub fn scan(tracer: &Process, options: u32, wanted: impl Fn(&Thread) -> bool) -> Seen {
+pub(super) fn scan(tracer: &Process, options: u32, wanted: impl Fn(&Thread) -> bool) -> Seen {
     let own = current().tid();
     let mut tracees = tracer.tracees.lock();
     let mut seen = Seen::None;

@@ -5,13 +5,13 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
-use super::ptrace::{self, wait::Seen};
-use super::relations;
-use super::usage::RUsage;
-use super::{ExitState, WaitEvent};
-use super::{Pid, Process, Thread, exit};
 use crate::base::user::UserPtr;
-use crate::process::current;
+use crate::process::usage::{Counts, RUsage};
+use crate::process::{ExitState, Pid, Process, Thread, WaitEvent};
+use crate::process::{current, exit, pidfd, ptrace, relations};
+use tracees::Seen;
+
+mod tracees;
 
 /// Which children.
 #[derive(Clone, Copy, Debug)]
@@ -92,12 +92,12 @@ fn scan_all(
         Which::Pid(pid) => thread.tid() == pid,
         Which::Group(group) => thread.process.group() == group,
     };
-    match ptrace::wait::scan(process, options, wanted) {
+    match tracees::scan(process, options, wanted) {
         Seen::None => children,
         Seen::Nothing => Scan::Wait,
         Seen::Event(event) => {
             let (child, id) = (event.thread.process.clone(), event.thread.tid());
-            let ptrace::wait::Event { code, number, status, .. } = event;
+            let tracees::Event { code, number, status, .. } = event;
             *ended = event.is_taken.then_some(event.thread);
             Scan::Found(Event { child, id, code, number, status })
         }
@@ -208,7 +208,7 @@ fn bury(parent: &Process, child: &Arc<Process>) {
     parent.past_times_ns[2].fetch_add(times(0) + times(2), Ordering::Relaxed);
     parent.past_times_ns[3].fetch_add(times(1) + times(3), Ordering::Relaxed);
     parent.past_transfers.add(child.past_transfers.totals());
-    let counts = super::usage::Counts::with_children(child);
+    let counts = Counts::with_children(child);
     parent.children_counts.lock().add(&counts);
     relations::forget(child);
 }
@@ -272,7 +272,7 @@ fn wait_for_id(kind: u32, id: i32, mut options: u32, usage: u64) -> Result<Optio
             let file = current().files().get(id as u32)?;
             is_nonblocking = file.is_nonblocking() && options & raw::WNOHANG == 0;
             options |= if is_nonblocking { raw::WNOHANG } else { 0 };
-            Which::Pid(super::pidfd::id_of(&file)?)
+            Which::Pid(pidfd::id_of(&file)?)
         }
         _ => return Err(Errno::EINVAL),
     };

@@ -7,13 +7,13 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{AlarmTimer, Identity, Notify, Setting, update_watch};
 use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
 use crate::process::clock::Clock;
 use crate::process::current;
 use crate::process::find_thread;
 use crate::process::signal::LAST;
+use crate::process::timers::{AlarmTimer, Identity, Notify, Setting, update_watch};
 use crate::process::{Pid, Process};
 use crate::security::Resource;
 

@@ -5,7 +5,10 @@ use abi::{Errno, general as raw};
 use entry::PtRegs;
 use machine::sync::IrqGuard;
 
-use super::{Action, SIG_DFL, SIG_IGN, SigInfo, SignalSet, bit, frame, mask, pending, send, stop};
+use super::frame;
+use crate::process::signal::{
+    Action, SIG_DFL, SIG_IGN, SigInfo, SignalSet, bit, dump_core, mask, pending, send, stop,
+};
 use crate::process::{Thread, current, exit, ptrace, rseq, timers};
 
 /// What to do next.
@@ -106,7 +109,7 @@ fn take_action(regs: &mut PtRegs, info: SigInfo, continues: u64) -> bool {
             return false;
         }
         let dumps = pending::DUMPS_CORE & bit(number) != 0;
-        let core = if dumps { super::dump_core(regs, &info) } else { 0 };
+        let core = if dumps { dump_core(regs, &info) } else { 0 };
         exit::exit_group(regs, number as i32 | core);
     }
     enter_handler(regs, &info, &action);
