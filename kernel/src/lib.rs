@@ -1,9 +1,9 @@
 //! The Linux personality: everything a program sees, in safe Rust over the machine.
 //!
-//! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `mapping` ·
-//! `tty` · `procfs` · `kvm` · `seccomp` · `ptrace` · `sockets` · `inet` · `net` · `aio` · `io` ·
-//! `ipc` · `futex` · `exec` · `signal` · `wait` · `timers` · `process` · `fs` · `drivers` ·
-//! `mm` · `vfs` · `page_cache` · `security` · `base`.
+//! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `files` ·
+//! `mapping` · `tty` · `procfs` · `kvm` · `seccomp` · `ptrace` · `sockets` · `inet` · `net` ·
+//! `aio` · `io` · `ipc` · `futex` · `exec` · `signal` · `wait` · `timers` · `process` · `fs` ·
+//! `drivers` · `mm` · `vfs` · `page_cache` · `security` · `base`.
 //! Reading order: `calls`, `process`, `mm`, `vfs`, then `base` below them.
 
 #![no_std]
@@ -20,6 +20,7 @@ pub mod boot;
 pub mod calls;
 pub mod drivers;
 pub mod exec;
+pub mod files;
 pub mod fs;
 pub mod futex;
 pub mod inet;

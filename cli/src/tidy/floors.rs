@@ -54,6 +54,7 @@ const HOUSES: &[House] = &[
             "procfs",
             "tty",
             "mapping",
+            "files",
             "calls",
             "boot",
         ],

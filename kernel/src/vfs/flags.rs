@@ -4,7 +4,7 @@
 //!
 //! Where they hold: `permission::check` refuses writes to what is immutable, whatever the call;
 //! the rest is asked for here by those who open, remove, link, resize, map and change attributes.
-//! Neighbours: `calls/fs/flags.rs` has the requests, [`super::InodeState`] the flags.
+//! Neighbours: `files/flags.rs` has the requests, [`super::InodeState`] the flags.
 
 use abi::{Errno, Result, general as raw};
 

@@ -1,4 +1,4 @@
-//! System calls on files, by subject: `open` (descriptors), `rw` (data), `stat` (attributes read),
+//! The calls about files and names, one file for each subject: `open` (descriptors), `rw` (data), `stat` (attributes read),
 //! `attr` (attributes changed), `names` (the tree of names), `dirs` (directories), `control`
 //! (fcntl, ioctl, flock), `xattr`, `notify`, `mounts`, `mount_api`,
 //! `statmount`, `handles`.
