@@ -1,5 +1,5 @@
-//! System calls: from the number in RAX to the function, and its result back. Families of calls that
-//! are more than thin have floors of their own: `files`, `mapping`, `ptrace`, `seccomp`, `timers`.
+//! System calls: from the number in RAX to the function, and its result back. Families of calls
+//! that are more than thin have floors of their own: `files`, `mapping`, `ptrace`, `timers`.
 
 use core::sync::atomic::Ordering;
 

@@ -1,6 +1,6 @@
-//! The calls about files and names, one file for each subject: `open` (descriptors), `rw` (data), `stat` (attributes read),
-//! `attr` (attributes changed), `names` (the tree of names), `dirs` (directories), `control`
-//! (fcntl, ioctl, flock), `xattr`, `notify`, `mounts`, `mount_api`,
+//! The calls about files and names, one file for each subject: `open` (descriptors), `rw` (data),
+//! `stat` (attributes read), `attr` (attributes changed), `names` (the tree of names), `dirs`
+//! (directories), `control` (fcntl, ioctl, flock), `xattr`, `notify`, `mounts`, `mount_api`,
 //! `statmount`, `handles`.
 //!
 //! Each function takes the six arguments as they came and checks them as its manual page says.

@@ -4,8 +4,8 @@
 //! inbox of the socket that is bound to its port. What programs can tell is kept: ports and their
 //! conflicts, backlogs, refused connections, resets, half-closed connections. `ports` decides who
 //! owns a port; `tcp` and `udp` are the sockets, `options`, `groups` and `packet` what they share;
-//! a network device would stand beside `ports`. What a socket is, how its data waits and what stands
-//! beside it is `net`'s. Raw sockets: `sockets`.
+//! a network device would stand beside `ports`. What a socket is, how its data waits and what
+//! stands beside it is `net`'s. Raw sockets: `sockets`.
 
 mod cork;
 mod errors;

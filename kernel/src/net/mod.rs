@@ -1,5 +1,6 @@
 //! Sockets. Reading order: this file (what a socket is), `calls::net` (the calls), `channel` (how
-//! data waits), `stream` (connections), then the family `unix`. The family `inet` stands above, netlink in `sockets`.
+//! data waits), `stream` (connections), then the family `unix`. The family `inet` stands above,
+//! netlink in `sockets`.
 //!
 //! A family implements [`Socket`]; [`SocketFile`] is the open file around one. There is no device
 //! and no packet here: TCP and UDP connect programs of this machine only, over the loopback
@@ -441,8 +442,8 @@ pub trait Socket: Send + Sync + Any {
         let has_some = self.common().domain == raw::AF_NETLINK;
         Err(if has_some { Errno::ENOPROTOOPT } else { Errno::EOPNOTSUPP })
     }
-    /// Whether the family knows an option below SOL_SOCKET by its number alone: the value of one that
-    /// it does not know is not read.
+    /// Whether the family knows an option below SOL_SOCKET by its number alone: the value of one
+    /// that it does not know is not read.
     fn knows_option(&self, _level: u32, _name: u32) -> bool {
         true
     }

@@ -4,8 +4,8 @@
 //! [`Thread`] is what the scheduler runs. Parts that clone(2) can share between processes are
 //! behind an `Arc` of their own.
 //!
-//! Reading order: this file, `fork`, `exit`, `relations`, `signal`; above them `wait`, `signal` (how
-//! it reaches the program), `timers`, `exec`.
+//! Reading order: this file, `fork`, `exit`, `relations`, `signal`; then the floors above: `wait`,
+//! `signal` (how it reaches the program), `timers`, `exec`.
 //!
 //! Locks, outermost first: those of `table`, a process's `relations`, its `threads`, its
 //! `signals`, a thread's `signals`, the scheduler's. Never two processes' `relations` at once

@@ -3,8 +3,8 @@
 //!
 //! A signal is *sent* ([`send`]): it becomes pending for a thread or for a process, and the
 //! exit-work bit `work::SIGNAL` of a thread that will take it is set; that ends the thread's sleep
-//! or interrupts the CPU it runs on. It is *delivered* (`signal::deliver`) by that thread on its way
-//! back to the program: by default action, or by a handler frame (`signal::frame`) from which
+//! or interrupts the CPU it runs on. It is *delivered* (`signal::deliver`) by that thread on its
+//! way back to the program: by default action, or by a handler frame (`signal::frame`) from which
 //! rt_sigreturn(2) comes back.
 //!
 //! `work::SIGNAL` means "look": it is set whenever a pending signal may be deliverable, and cleared
