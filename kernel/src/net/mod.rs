@@ -497,18 +497,8 @@ impl FileOps for SocketFile {
     fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
         let timeout =
             self.socket.common().send_timeout(file.is_nonblocking() || !source.may_wait());
-        hooks::socket_sendmsg((self.socket.common(), None))?;
-        let who = current();
         let (control, mode) = (Control::default(), SendMode::default());
-        let what = Outgoing { to: None, control, timeout, mode };
-        if !self.socket.is_prepared() {
-            self.socket.clone().prepare_to_send(&who, &what)?;
-        }
-        let result = self.socket.send(&who, source, what);
-        if result == Err(Errno::EPIPE) && self.socket.common().kind != SocketKind::Dgram {
-            crate::io::signals::broken_pipe();
-        }
-        result
+        send(&current(), &self.socket, source, Outgoing { to: None, control, timeout, mode }, true)
     }
 
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
@@ -556,6 +546,27 @@ impl FileOps for SocketFile {
         self.socket.close();
         hooks::sk_free_security((self.socket.common(),));
     }
+}
+
+/// What every call does that sends: asks the policies, prepares the socket, and tells a thread that
+/// sends into a broken conversation by SIGPIPE, if `signals` (MSG_NOSIGNAL).
+#[inline]
+pub fn send(
+    who: &Thread,
+    socket: &Arc<dyn Socket>,
+    source: &mut Source<'_>,
+    what: Outgoing,
+    signals: bool,
+) -> Result<usize> {
+    hooks::socket_sendmsg((socket.common(), what.to.as_ref()))?;
+    if !socket.is_prepared() {
+        socket.clone().prepare_to_send(who, &what)?;
+    }
+    let result = socket.send(who, source, what);
+    if result == Err(Errno::EPIPE) && signals && socket.common().kind != SocketKind::Dgram {
+        crate::io::signals::broken_pipe();
+    }
+    result
 }
 
 /// Permission bits of a new socket.
