@@ -17,7 +17,7 @@ use crate::security::{Capability, Resource, Subject};
 use crate::vfs::anon::AnonInode;
 use crate::vfs::deny_write::WriteAccess;
 use crate::vfs::path::{Context, Location};
-use crate::vfs::permission::{self, WRITE, is_owner};
+use crate::vfs::permission::{self, Reason, WRITE, is_owner};
 use crate::vfs::{File, FileType, Metadata, SetAttributes, flags, hooks, inotify, leases};
 
 const NS: i64 = 1_000_000_000;
@@ -67,7 +67,6 @@ fn change_mode(who: &Subject, location: &Location, mode: u32) -> Result<u64> {
         return Err(Errno::EOPNOTSUPP);
     }
     hooks::path_chmod((who, location, mode & 0o7777))?;
-    flags::check_not_guarded(location.inode().as_ref())?;
     let of = location.inode().metadata()?;
     if !is_owner(&of, who) {
         return Err(Errno::EPERM);
@@ -77,7 +76,7 @@ fn change_mode(who: &Subject, location: &Location, mode: u32) -> Result<u64> {
         mode &= !0o2000;
     }
     let changes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
-    permission::set_attributes(location.inode().as_ref(), &changes)?;
+    permission::set_attributes(location.inode().as_ref(), &changes, Reason::Mode)?;
     location.inode().state().set_plain(false);
     attributes_changed(location);
     Ok(0)
@@ -119,9 +118,6 @@ fn change_owner(who: &Subject, location: &Location, uid: u32, gid: u32) -> Resul
     let of = location.inode().metadata()?;
     let uid = (uid != u32::MAX).then_some(uid);
     let gid = (gid != u32::MAX).then_some(gid);
-    if uid.is_some() || gid.is_some() {
-        flags::check_not_guarded(location.inode().as_ref())?;
-    }
     if !who.capable(Capability::Chown) {
         let owns = who.fsuid == of.uid;
         let uid_stays = uid.is_none_or(|uid| uid == of.uid);
@@ -133,10 +129,8 @@ fn change_owner(who: &Subject, location: &Location, uid: u32, gid: u32) -> Resul
     let mode = (of.file_type != FileType::Directory).then(|| without_privilege(&of));
     let mode = mode.filter(|&mode| mode != of.mode);
     let changes = SetAttributes { mode, uid, gid, ..SetAttributes::default() };
-    hooks::inode_setattr((location.inode().as_ref(), &changes))?;
-    permission::drop_capabilities(&**location.inode())?;
-    location.inode().set_attributes(&changes)?;
-    hooks::inode_post_setattr((location.inode().as_ref(),));
+    let why = Reason::Owner { is_given: uid.is_some() || gid.is_some() };
+    permission::set_attributes(location.inode().as_ref(), &changes, why)?;
     location.inode().state().set_plain(false);
     attributes_changed(location);
     Ok(0)
@@ -279,11 +273,6 @@ fn microseconds(times: u64) -> Result<Times> {
 fn change_times(context: &Context, location: &Location, times: &Times) -> Result<u64> {
     location.mount.check_writable()?;
     let inode = location.inode().as_ref();
-    if !times.now {
-        flags::check_not_guarded(inode)?;
-    } else if inode.state().is_immutable() {
-        return Err(Errno::EPERM);
-    }
     if !times.now && inode.file_type() == FileType::Anonymous {
         return Err(Errno::EOPNOTSUPP);
     }
@@ -292,14 +281,14 @@ fn change_times(context: &Context, location: &Location, times: &Times) -> Result
         if !times.now {
             return Err(Errno::EPERM);
         }
-        permission::check_metadata(&of, WRITE, &context.subject)?;
+        permission::check(inode, WRITE, &context.subject)?;
     }
     let changes = SetAttributes {
         atime_ns: times.atime_ns,
         mtime_ns: times.mtime_ns,
         ..SetAttributes::default()
     };
-    permission::set_attributes(location.inode().as_ref(), &changes)?;
+    permission::set_attributes(inode, &changes, Reason::Times { are_now: times.now })?;
     attributes_changed(location);
     Ok(0)
 }
@@ -360,7 +349,7 @@ fn resize(location: &Location, size: u64) -> Result<u64> {
     }
     permission::drop_privileges(&**location.inode(), &current().subject())?;
     let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
-    permission::set_attributes(location.inode().as_ref(), &changes)?;
+    permission::set_attributes(location.inode().as_ref(), &changes, Reason::Contents)?;
     inotify::event(&location.dentry, raw::IN_MODIFY);
     Ok(0)
 }

@@ -157,6 +157,12 @@ const _: () = {
     assert!(TOLD_FLAGS == flags as u64, "the bits are the same");
 };
 
+/// What statx(2) tells of an object's flags, and which of them it could have: none where its file
+/// system has no flags.
+fn told_flags(inode: &dyn Inode) -> (u64, u64) {
+    flags::of(inode).map_or((0, 0), |flags| (u64::from(flags) & TOLD_FLAGS, TOLD_FLAGS))
+}
+
 /// statx(2).
 pub fn statx(
     directory: i32,
@@ -177,7 +183,7 @@ pub fn statx(
     hooks::inode_getattr((location.inode().as_ref(),))?;
     let of = location.inode().metadata()?;
     let mount_top = u64::from(raw::STATX_ATTR_MOUNT_ROOT);
-    let flags = flags::of(location.inode().as_ref()).ok().map(u64::from);
+    let (told, could_tell) = told_flags(location.inode().as_ref());
     let born_ns = of.btime_ns.filter(|_| mask & raw::STATX_BTIME != 0);
     let (mount_id, mount_number) = match mask & raw::STATX_MNT_ID_UNIQUE {
         0 => (raw::STATX_MNT_ID, location.mount.id()),
@@ -188,8 +194,7 @@ pub fn statx(
             | mount_id
             | if born_ns.is_some() { raw::STATX_BTIME } else { 0 },
         blksize: of.block_size as u32,
-        attributes: if location.is_mount_top() { mount_top } else { 0 }
-            | flags.unwrap_or(0) & TOLD_FLAGS,
+        attributes: if location.is_mount_top() { mount_top } else { 0 } | told,
         nlink: of.links as u32,
         uid: of.uid,
         gid: of.gid,
@@ -198,7 +203,7 @@ pub fn statx(
         ino: of.inode,
         size: of.size,
         blocks: of.blocks,
-        attributes_mask: mount_top | flags.map_or(0, |_| TOLD_FLAGS),
+        attributes_mask: mount_top | could_tell,
         atime: StatxTime::new(of.atime_ns),
         btime: born_ns.map_or_else(StatxTime::default, StatxTime::new),
         ctime: StatxTime::new(of.ctime_ns),
