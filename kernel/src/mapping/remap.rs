@@ -215,10 +215,7 @@ impl MmInner {
         }
         self.insert(new, moved)?;
         noted.iter().for_each(|attached| attached.opened());
-        if len == 0 {
-            return Ok(Removed::new());
-        }
-        if keep {
+        if len == 0 || keep {
             return Ok(Removed::new());
         }
         // The pages are in the new place.
