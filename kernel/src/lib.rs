@@ -1,7 +1,7 @@
 //! The Linux personality: everything a program sees, in safe Rust over the machine.
 //!
 //! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `files` ·
-//! `mapping` · `tty` · `procfs` · `kvm` · `seccomp` · `ptrace` · `sockets` · `inet` · `net` ·
+//! `mapping` · `procfs` · `tty` · `kvm` · `seccomp` · `ptrace` · `sockets` · `inet` · `net` ·
 //! `aio` · `io` · `ipc` · `futex` · `exec` · `signal` · `wait` · `timers` · `process` · `fs` ·
 //! `drivers` · `mm` · `vfs` · `page_cache` · `security` · `base`.
 //! Reading order: `calls`, `process`, `mm`, `vfs`, then `base` below them.

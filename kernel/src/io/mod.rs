@@ -4,7 +4,7 @@
 //!
 //! Reading order: `pipe` (the pattern of all: state, two queues, poll), `eventfd`, `timerfd`,
 //! `signalfd`, then `select` and `epoll`, which use them all through `FileOps::poll`; `transfer`,
-//! `splice`, `copying`.
+//! `splice`, `copying`; `stdio` is what a program's standard streams are, where they are the host's.
 
 pub mod copying;
 pub mod epoll;
@@ -17,6 +17,7 @@ pub mod select;
 pub mod signalfd;
 pub mod signals;
 pub mod splice;
+pub mod stdio;
 pub mod timerfd;
 pub mod transfer;
 

@@ -9,11 +9,12 @@ use alloc::sync::Arc;
 
 use abi::{Errno, Result};
 
-use super::Port;
-use super::console::console;
+use super::signals::broken_pipe;
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::user::UserPtr;
+use crate::drivers::Port;
+use crate::drivers::console::console;
 use crate::vfs::anon::{AnonInode, Reopen};
 use crate::vfs::{File, FileOps, FileType, Inode};
 
@@ -106,7 +107,7 @@ impl FileOps for StreamFile {
             port.write_as(owner, source, nowait)
         };
         if result == Err(Errno::EPIPE) {
-            crate::io::signals::broken_pipe();
+            broken_pipe();
         }
         result
     }
