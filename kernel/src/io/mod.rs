@@ -4,7 +4,8 @@
 //!
 //! Reading order: `pipe` (the pattern of all: state, two queues, poll), `eventfd`, `timerfd`,
 //! `signalfd`, then `select` and `epoll`, which use them all through `FileOps::poll`; `transfer`,
-//! `splice`, `copying`; `stdio` is what a program's standard streams are, where they are the host's.
+//! `splice`, `copying`; `stdio` is what a program's standard streams are, where they are the
+//! host's.
 
 pub mod copying;
 pub mod epoll;
