@@ -3,7 +3,7 @@
 //! Why it is hard: it is the product's surface. Every option says what it does and shows an
 //! example; a size or an address is checked where it is parsed, so that later code has numbers.
 //!
-//! Neighbours: `main.rs` dispatches, `run/plan.rs` turns [`RunArgs`] into a virtual machine.
+//! Neighbours: `main.rs` dispatches, `run/plan/mod.rs` turns [`RunArgs`] into a virtual machine.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

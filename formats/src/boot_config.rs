@@ -9,7 +9,7 @@
 //! must hold for any input. Bounds: the whole is at most [`ENCODED_MAX`] bytes, and no field
 //! allocates more than its record holds.
 //!
-//! Neighbours: `cli/src/run/plan.rs` fills it in, the kernel's init reads it.
+//! Neighbours: `cli/src/run/plan/mod.rs` fills it in, the kernel's init reads it.
 
 use alloc::vec::Vec;
 use core::fmt;

@@ -14,7 +14,7 @@
 //!
 //! Bounds: a line is at most [`LINE_MAX`] bytes; [`LineBuffer`] drops what is longer.
 //!
-//! Neighbours: `cli/src/run/control.rs` and the kernel's host channel.
+//! Neighbours: `cli/src/run/outcome.rs` and `kernel/src/boot/host_channel.rs`.
 
 use alloc::string::String;
 use alloc::vec::Vec;

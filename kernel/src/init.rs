@@ -16,10 +16,11 @@ use machine::task::Task;
 use crate::base::sched;
 use crate::base::sync::WaitQueue;
 use crate::exec::Image;
-use crate::process::{Own, Process, Thread, exit, relations, upper, wait};
+use crate::process::{Own, Process, Thread, exit, relations, upper};
 use crate::security::{Credentials, Limit, Resource};
 use crate::vfs::FdTable;
 use crate::vfs::path::FsContext;
+use crate::wait;
 
 /// The id of the first process.
 pub const INIT_PID: u32 = 1;

@@ -20,8 +20,8 @@ use crate::base::sync::WaitQueue;
 use crate::base::time::Deadline;
 use crate::mm::huge::{Limits, Looked, Policy, policy};
 use crate::mm::{Mm, PAGE};
+use crate::page_cache::huge::HugeFiles;
 use crate::process::{Pid, processes_from, spawn_kernel};
-use crate::vfs::page_cache::huge::HugeFiles;
 
 const NS_PER_MS: u64 = 1_000_000;
 /// Pages of a huge one.

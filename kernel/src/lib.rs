@@ -1,8 +1,9 @@
 //! The Linux personality: everything a program sees, in safe Rust over the machine.
 //!
-//! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `mapping` ·
-//! `tty` · `procfs` · `kvm` · `seccomp` · `ptrace` · `sockets` · `net` · `aio` · `ipc` · `exec` ·
-//! `process` · `fs` · `drivers` · `mm` · `vfs` · `security` · `base`.
+//! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `files` ·
+//! `mapping` · `procfs` · `tty` · `kvm` · `seccomp` · `ptrace` · `sockets` · `inet` · `net` ·
+//! `aio` · `io` · `ipc` · `futex` · `exec` · `signal` · `wait` · `timers` · `process` · `fs` ·
+//! `drivers` · `mm` · `vfs` · `page_cache` · `security` · `base`.
 //! Reading order: `calls`, `process`, `mm`, `vfs`, then `base` below them.
 
 #![no_std]
@@ -19,8 +20,12 @@ pub mod boot;
 pub mod calls;
 pub mod drivers;
 pub mod exec;
+pub mod files;
 pub mod fs;
+pub mod futex;
+pub mod inet;
 pub mod init;
+pub mod io;
 pub mod ipc;
 pub mod khugepaged;
 #[cfg(feature = "ktest")]
@@ -30,14 +35,18 @@ pub mod mapping;
 pub mod mm;
 pub mod net;
 pub mod oom;
+pub mod page_cache;
 pub mod process;
 pub mod procfs;
 pub mod ptrace;
 pub mod seccomp;
 pub mod security;
+pub mod signal;
 pub mod sockets;
+pub mod timers;
 pub mod tty;
 pub mod vfs;
+pub mod wait;
 
 /// Set once the first CPU has made what the others need.
 static READY: AtomicBool = AtomicBool::new(false);

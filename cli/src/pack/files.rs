@@ -2,7 +2,7 @@
 //!
 //! Why it is hard: the archive must be the same bytes for the same files (sorted, no times, no
 //! owners; `formats::cpio` sees to that), and links stay links. Neighbours: `--file` and `--dir`
-//! fill it in `run/plan.rs`, programs in `closure.rs`.
+//! fill it in `run/plan`, programs in `closure.rs`.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

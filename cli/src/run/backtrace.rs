@@ -83,7 +83,7 @@ pub(crate) fn symbolise(image: &Path, lines: &[String]) -> Vec<String> {
     lines.iter().map(describe).collect()
 }
 
-/// What a failed kCFI check says (`machine::cfi::Report`): the check's address, and the target's.
+/// What a failed kCFI check says (`machine::cfi::CfiReport`): the addresses of check and target.
 fn parse_cfi_failure(line: &str) -> Option<[u64; 2]> {
     let (_, rest) = line.split_once("CFI failure at 0x")?;
     let (site, rest) = rest.split_once(" (target: 0x")?;

@@ -15,6 +15,7 @@
 //! | readme | README's tables: a price has its command, places and options exist |
 //! | pages | the pages of `docs/` are what the tables say |
 //! | leaks | the kernel leaks nothing that could be a reference to its thread |
+//! | output | what a build makes lies in folders called `target`, which git ignores |
 //! | floors | inside kernel and machine imports run down; circles and floors have a largest size |
 //!
 //! Reading order: [`check_repository`], then `rules`, `functions`, `edges`, `floors`; `lex` takes
@@ -40,6 +41,9 @@ use crate::test::apps::manifest;
 
 /// Sources of one repository; a bound against walking a wrong folder.
 const FILES_MAX: usize = 10_000;
+
+/// What cargo leaves in a folder that it builds into.
+const BUILD_MARKS: [&str; 2] = ["CACHEDIR.TAG", ".rustc_info.json"];
 
 /// Where a rule is broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,10 +84,9 @@ impl Source {
 
 /// Everything that breaks a rule.
 pub(crate) fn check_repository(repository: &Path) -> Result<Vec<Finding>, Error> {
-    let mut sources = Vec::new();
-    collect(repository, Path::new(""), &mut sources)?;
+    let (mut sources, mut findings) = (Vec::new(), Vec::new());
+    collect(repository, Path::new(""), &mut sources, &mut findings)?;
     sources.sort_by(|a, b| a.path.cmp(&b.path));
-    let mut findings = Vec::new();
     for source in &sources {
         if source.has_extension("rs") {
             rules::check(source, &mut findings);
@@ -109,8 +112,14 @@ pub(crate) fn check_repository(repository: &Path) -> Result<Vec<Finding>, Error>
     Ok(findings)
 }
 
-/// Reads the sources below `dir`, which is relative to the repository.
-fn collect(repository: &Path, dir: &Path, sources: &mut Vec<Source>) -> Result<(), Error> {
+/// Reads the sources below `dir`, which is relative to the repository. What a build left outside
+/// `target` is a finding: git would take it, and once did.
+fn collect(
+    repository: &Path,
+    dir: &Path,
+    sources: &mut Vec<Source>,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
     let host = repository.join(dir);
     let entries = fs::read_dir(&host).map_err(|error| format!("{}: {error}", host.display()))?;
     for entry in entries {
@@ -119,11 +128,14 @@ fn collect(repository: &Path, dir: &Path, sources: &mut Vec<Source>) -> Result<(
         let hidden = name.to_string_lossy().starts_with('.');
         let path = dir.join(&name);
         let kind = entry.file_type()?;
+        if BUILD_MARKS.iter().any(|mark| name == *mark) {
+            findings.push(Finding::new(&path, 0, "output of a build outside `target`"));
+        }
         if hidden || name == "target" || sources.len() >= FILES_MAX {
             continue;
         }
         if kind.is_dir() {
-            collect(repository, &path, sources)?;
+            collect(repository, &path, sources, findings)?;
             continue;
         }
         let source = Source { path, text: String::new() };
@@ -134,4 +146,28 @@ fn collect(repository: &Path, dir: &Path, sources: &mut Vec<Source>) -> Result<(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builds_leave_their_output_in_target() {
+        let repository = tempfile::tempdir().expect("a folder");
+        for mark in ["target/CACHEDIR.TAG", "odd/CACHEDIR.TAG", "b/c/.rustc_info.json"] {
+            let path = repository.path().join(mark);
+            fs::create_dir_all(path.parent().expect("its folder")).expect("a folder");
+            fs::write(path, "").expect("a mark");
+        }
+        let (mut sources, mut findings) = (Vec::new(), Vec::new());
+        collect(repository.path(), Path::new(""), &mut sources, &mut findings).expect("a walk");
+        let mut found: Vec<String> = findings.iter().map(ToString::to_string).collect();
+        found.sort();
+        assert_eq!(
+            found,
+            ["b/c/.rustc_info.json", "odd/CACHEDIR.TAG"]
+                .map(|path| format!("{path}: output of a build outside `target`"))
+        );
+    }
 }

@@ -18,13 +18,13 @@ use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
-use crate::ipc::eventfd::EventFd;
+use crate::io::eventfd::EventFd;
 use crate::mm::Mm;
 use crate::mm::attach::{self, Attachment};
+use crate::page_cache::PageCache;
 use crate::process::current;
 use crate::security::Resource;
 use crate::vfs::anon::AnonInode;
-use crate::vfs::page_cache::PageCache;
 use crate::vfs::{File, FileOps, FileType, Inode};
 
 const EVENT_BYTES: usize = size_of::<IoEvent>();

@@ -28,7 +28,7 @@ use machine::sync::SpinLock;
 
 use crate::base::time::{Deadline, NS_PER_SEC, TimeSpec};
 use crate::base::user::UserPtr;
-use crate::ipc::signals;
+use crate::io::signals;
 use crate::mm::Mm;
 use crate::process::current;
 use context::Context;

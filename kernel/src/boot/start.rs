@@ -23,26 +23,26 @@ use crate::boot::host_channel::{Listener, listen};
 use crate::boot::initramfs;
 use crate::boot::{report, sessions};
 use crate::drivers::chrdev::{self, Nodes};
-use crate::drivers::stdio::{self, Stream};
 use crate::exec::call::next_credentials;
 use crate::exec::{self, Image, Request};
 use crate::fs::devfs;
 use crate::fs::overlay::OverlayFs;
 use crate::fs::tmpfs::{Limits, TmpFs};
 use crate::fs::virtiofs::VirtioFs;
+use crate::futex::robust;
 use crate::init::{First, PROGRAM_PID};
-use crate::ipc::futex::robust;
+use crate::io::stdio::{self, Stream};
+use crate::io::timerfd;
 use crate::ipc::sysv::undo;
-use crate::ipc::timerfd;
 use crate::mm::vdso;
 use crate::oom;
+use crate::page_cache;
 use crate::process::signal::{SigInfo, send_to_group};
 use crate::process::upper::{self, Upper};
 use crate::security::{self, Credentials, Resource, Subject};
 use crate::tty::WinSize;
 use crate::vfs as fs;
 use crate::vfs::open::{How, open_executable};
-use crate::vfs::page_cache;
 use crate::vfs::path::{Context, FsContext, Location, resolve, walk};
 use crate::vfs::{FdTable, File, FileOps, FileSystem, FileType, SetAttributes, mount, namei};
 
@@ -112,7 +112,7 @@ fn register_floors() {
     time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
     chrdev::register(Nodes {
         devices: &[devfs::DEVICES, crate::tty::DEVICES, crate::kvm::DEVICES],
-        fifo: crate::ipc::pipe::open_node,
+        fifo: crate::io::pipe::open_node,
     });
     mount::register_types(super::file_systems::TYPES);
     crate::vfs::anon::common();

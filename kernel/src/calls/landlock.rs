@@ -101,7 +101,7 @@ pub fn create_ruleset(address: u64, size: u64, flags: u32) -> Result<u64> {
     let rules = Arc::new(Ruleset::new(handled_fs, handled_net, scoped));
     let inode = AnonInode::new(FileType::Anonymous, 0o600, "[landlock-ruleset]");
     let file = RulesetFile { rules: Mutex::new(rules), inode };
-    crate::ipc::give_ops(Arc::new(file), raw::O_RDWR, true)
+    crate::io::give_ops(Arc::new(file), raw::O_RDWR, true)
 }
 
 /// The ruleset behind a descriptor: EBADF without an open file, EBADFD if it is something else.

@@ -8,13 +8,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::base::io::{IOV_MAX, MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::time::{Deadline, TimeSpec, now_ns, realtime_ns};
 use crate::base::user::UserPtr;
-use crate::ipc::{file_at, give_pair};
+use crate::io::{file_at, give_pair};
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{ReceiveMode, Received, SendMode};
 use crate::net::control::{self, Control, Ucred, Writer};
 use crate::net::options::{sender, stamps};
 use crate::net::{
-    Common, Outgoing, Socket, SocketFile, SocketKind, file_for, hooks, options, unix,
+    self, Common, Outgoing, Socket, SocketFile, SocketKind, file_for, hooks, options, unix,
 };
 use crate::process::{Thread, current, give_file};
 use crate::security::Subject;
@@ -235,19 +235,11 @@ fn send_one(
     let (more, urgent) = (flags & raw::MSG_MORE != 0, flags & raw::MSG_OOB != 0);
     let connects = flags & MSG_FASTOPEN != 0;
     let mode = SendMode { more, urgent, connects, ..SendMode::default() };
-    hooks::socket_sendmsg((socket.common(), to.as_ref()))?;
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
     let timeout = socket.common().send_timeout(nonblocking);
     let what = Outgoing { to, control, timeout, mode };
-    if !socket.is_prepared() {
-        socket.clone().prepare_to_send(who, &what)?;
-    }
-    let result = socket.send(who, source, what);
-    let is_conversation = socket.common().kind != SocketKind::Dgram;
-    if result == Err(Errno::EPIPE) && is_conversation && flags & raw::MSG_NOSIGNAL == 0 {
-        crate::ipc::signals::broken_pipe();
-    }
-    result.map(|len| len as u64)
+    let signals = flags & raw::MSG_NOSIGNAL == 0;
+    net::send(who, socket, source, what, signals).map(|len| len as u64)
 }
 
 /// Bytes of a buffer that one call moves. EFAULT, before all else, if it is no program's memory.

@@ -394,5 +394,5 @@ pub fn pidfd_send_signal(fd: u32, signal: u64, info_at: u64, flags: u64) -> Resu
 
 /// rt_sigreturn(2).
 pub fn rt_sigreturn(regs: &mut Args) -> Result<u64> {
-    Ok(crate::process::signal::frame::sigreturn(regs.all()))
+    Ok(crate::signal::frame::sigreturn(regs.all()))
 }

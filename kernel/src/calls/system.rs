@@ -121,7 +121,7 @@ pub fn setns(fd: u32, kinds: u32) -> Result<u64> {
         | raw::CLONE_NEWIPC
         | raw::CLONE_NEWPID
         | raw::CLONE_NEWNET;
-    let file = crate::ipc::file_at(fd.into())?;
+    let file = crate::io::file_at(fd.into())?;
     if kinds == 0 || kinds & !ALIKE != 0 {
         return Err(Errno::EINVAL);
     }

@@ -2,7 +2,6 @@
 //!
 //! - [`chrdev`]: from nodes of file systems to what serves their numbers.
 //! - [`console`]: the ports to the command line: standard streams and the control channel.
-//! - [`stdio`]: the standard streams as files.
 //! - [`kmsg`]: the kernel's log as a file.
 //! - [`exchange`]: requests and replies; [`ninep_transport`] and [`fuse_transport`]: the host's
 //!   file servers.
@@ -14,6 +13,5 @@ pub mod fuse_transport;
 pub mod kmsg;
 pub mod ninep_transport;
 mod port;
-pub mod stdio;
 
 pub use port::Port;

@@ -24,9 +24,9 @@ use crate::base::io::{Sink, Source};
 use crate::base::names::{NameMap, Named};
 use crate::base::sync::Mutex;
 use crate::drivers::chrdev;
+use crate::page_cache::huge::HugeFiles;
+use crate::page_cache::{Keeper, PageCache};
 use crate::vfs::attributes::{Attributes, now_ns};
-use crate::vfs::page_cache::huge::HugeFiles;
-use crate::vfs::page_cache::{Keeper, PageCache};
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Handles, Inode, InodeState, Metadata, NewObject,
     Renaming, SetAttributes, Statistics,

@@ -18,8 +18,8 @@ use crate::base::io::Sink;
 use crate::base::sched::Sleep;
 use crate::base::sync::WaitQueue;
 use crate::base::time::{Deadline, NS_PER_SEC};
+use crate::page_cache::{Coming, PageBackend, PageCache, reclaim_all};
 use crate::process::spawn_kernel;
-use crate::vfs::page_cache::{Coming, PageBackend, PageCache, reclaim_all};
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "read_ahead::whole_file", run: whole_file },

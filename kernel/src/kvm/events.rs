@@ -11,7 +11,7 @@ use machine::sync::SpinLock;
 use super::vm::Vm;
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::Wake;
-use crate::ipc::eventfd::EventFd;
+use crate::io::eventfd::EventFd;
 use crate::process::current;
 use crate::vfs::File;
 

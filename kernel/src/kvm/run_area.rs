@@ -10,7 +10,7 @@ use virt::vcpu::Outcome;
 use zerocopy::IntoBytes;
 
 use crate::mm::PAGE;
-use crate::vfs::page_cache::PageCache;
+use crate::page_cache::PageCache;
 
 pub(super) struct RunArea {
     /// What mmap(2) of the descriptor maps.

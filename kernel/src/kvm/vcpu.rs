@@ -25,7 +25,7 @@ use crate::base::sched;
 use crate::base::sync::{Mutex, WaitQueue, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, now_ns, wake_at};
 use crate::base::user::UserPtr;
-use crate::ipc::give_ops;
+use crate::io::give_ops;
 use crate::process::Thread;
 use crate::process::current;
 use crate::process::signal::{self, SignalSet};

@@ -23,7 +23,7 @@ use super::vcpu::{self, Shared};
 use super::{MAX_VCPUS, OPEN, capability, check_owner};
 use crate::base::sync::Mutex;
 use crate::base::user::UserPtr;
-use crate::ipc::give_ops;
+use crate::io::give_ops;
 use crate::mm::{Mm, PAGE};
 use crate::process::current;
 use crate::vfs::anon::AnonInode;

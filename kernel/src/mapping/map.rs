@@ -14,10 +14,10 @@ use super::lock;
 use crate::exec::READ_IMPLIES_EXEC;
 use crate::fs::pseudo::PseudoInode;
 use crate::mm::{Backing, Label, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
+use crate::page_cache::{MAX_FILE_SIZE, PageCache};
 use crate::process::Process;
 use crate::process::{Thread, current, own_open_file};
 use crate::security::{Resource, UNLIMITED, subject_hooks};
-use crate::vfs::page_cache::{MAX_FILE_SIZE, PageCache};
 use crate::vfs::{File, FileType, hooks};
 
 /// Where mappings with MAP_32BIT lie, from the lowest address up.

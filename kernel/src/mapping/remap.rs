@@ -7,11 +7,11 @@ use machine::memory::{HUGE_PAGE, PageKind, USER_END};
 
 use super::map::page_range;
 use crate::mm::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Removed, Vma, VmaFlags};
+use crate::page_cache::MAX_FILE_SIZE;
 use crate::process::Process;
 use crate::process::current;
 use crate::security::{Resource, UNLIMITED};
 use crate::vfs::hooks;
-use crate::vfs::page_cache::MAX_FILE_SIZE;
 
 /// What is asked for; lengths are whole pages.
 struct Request {
@@ -215,10 +215,7 @@ impl MmInner {
         }
         self.insert(new, moved)?;
         noted.iter().for_each(|attached| attached.opened());
-        if len == 0 {
-            return Ok(Removed::new());
-        }
-        if keep {
+        if len == 0 || keep {
             return Ok(Removed::new());
         }
         // The pages are in the new place.

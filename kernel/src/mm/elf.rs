@@ -15,8 +15,8 @@ use machine::memory::{Prot, USER_END};
 
 use super::{Backing, MMAP_MIN, Mm, PAGE, Vma};
 use crate::base::io::Sink;
+use crate::page_cache::PageCache;
 use crate::vfs::File;
-use crate::vfs::page_cache::PageCache;
 
 const MAX_INTERPRETER: u64 = 4096;
 

@@ -16,7 +16,7 @@ use machine::sync::Once;
 use super::vma::VmaFlags;
 use super::{Backing, Mm, MmInner, PAGE, STACK_GUARD, Vma};
 use crate::base::reserve::alloc_zeroed;
-use crate::vfs::page_cache::PageCache;
+use crate::page_cache::PageCache;
 
 /// Pages of a file that are mapped together with the one that faulted, if they are in memory.
 const FAULT_AROUND: u64 = 16;

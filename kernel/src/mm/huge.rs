@@ -5,7 +5,7 @@
 //! of which nothing is there yet, brings in all of it, if there is memory in one piece and enough
 //! of it. Whoever changes a part makes it small pages again (`machine::memory::PageTable`), so
 //! nothing else in the kernel knows of them. Files in memory come by 2 MiB where their mount, or
-//! the machine, says so (`vfs::page_cache::huge`). What is small becomes huge when madvise(2) asks
+//! the machine, says so (`page_cache::huge`). What is small becomes huge when madvise(2) asks
 //! (MADV_COLLAPSE), or when `khugepaged` comes by ([`Mm::look_for_huge`]).
 
 use alloc::sync::Arc;
@@ -18,7 +18,7 @@ use machine::memory::{HUGE_PAGE, PageKind, Prot};
 
 use super::vma::VmaFlags;
 use super::{Backing, Mm, MmInner, PAGE, Vma};
-use crate::vfs::page_cache::PageCache;
+use crate::page_cache::PageCache;
 
 /// Which areas get huge pages by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

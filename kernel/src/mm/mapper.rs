@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 
 use super::{Backing, Mm, MmInner, PAGE, Vma, VmaFlags};
-use crate::vfs::page_cache::{Mapper, PageCache};
+use crate::page_cache::{Mapper, PageCache};
 
 impl Mapper for Mm {
     fn unmap_file_pages(&self, file: &PageCache, first: u64, end: u64, with_private: bool) {

@@ -1,5 +1,5 @@
 //! Address spaces of programs: what is mapped where ([`vma`]), how pages get there ([`fault`]), and
-//! what changes both. The calls are in `mapping`, the contents of files in `vfs::page_cache`.
+//! what changes both. The calls are in `mapping`, the contents of files in `page_cache`.
 //!
 //! One sleeping lock per address space guards the list of areas and the page table together. It is
 //! held while a page is read from a file, so a fault may sleep; nothing that holds it touches a
@@ -19,7 +19,7 @@ use machine::sync::SpinLock;
 use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::reserve::check_reserve;
 use crate::base::sync::ReadMutex;
-use crate::vfs::page_cache::PageCache;
+use crate::page_cache::PageCache;
 
 pub mod areas;
 pub mod attach;

@@ -8,8 +8,8 @@ use machine::memory::{HUGE_PAGE, Prot};
 
 use super::PAGE;
 use super::huge_area::HugeArea;
+use crate::page_cache::PageCache;
 use crate::vfs::File;
-use crate::vfs::page_cache::PageCache;
 
 /// Where the pages of an area come from.
 #[derive(Clone)]

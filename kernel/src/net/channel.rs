@@ -26,11 +26,11 @@ use machine::sync::Once;
 
 use super::address::Address;
 use super::control::Control;
-use super::inet::packet::Packet;
+use super::packet::Packet;
 use crate::base::io::{Sink, Source};
 use crate::base::poll::events;
 use crate::base::sync::{Mutex, Timeout, WaitQueue, Wake};
-use crate::ipc::ring::{Bulk, PageRing};
+use crate::io::ring::{Bulk, PageRing};
 
 /// Bytes that a message costs beside its data, so that empty ones are bounded too.
 const MESSAGE_COST: usize = 256;

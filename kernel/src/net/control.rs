@@ -14,7 +14,7 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::inet::packet::Said;
+use super::packet::Said;
 use crate::base::user::UserPtr;
 use crate::process::{Process, Thread, find_by_tid, find_process, pidfd};
 use crate::security::{Capability, Subject};

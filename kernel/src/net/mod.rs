@@ -1,5 +1,6 @@
-//! Sockets. Reading order: this file (what a socket is), `syscalls` (the calls), `channel` (how
-//! data waits), `stream` (connections), then the families: `unix`, `inet`. Netlink is in `sockets`.
+//! Sockets. Reading order: this file (what a socket is), `calls::net` (the calls), `channel` (how
+//! data waits), `stream` (connections), then the family `unix`. The family `inet` stands above,
+//! netlink in `sockets`.
 //!
 //! A family implements [`Socket`]; [`SocketFile`] is the open file around one. There is no device
 //! and no packet here: TCP and UDP connect programs of this machine only, over the loopback
@@ -10,9 +11,11 @@ pub mod channel;
 pub mod control;
 pub mod garbage;
 pub mod hooks;
-pub mod inet;
+pub mod interface;
 pub mod options;
+pub mod packet;
 pub mod stream;
+mod tcp_state;
 pub mod unix;
 
 use alloc::boxed::Box;
@@ -31,7 +34,7 @@ use crate::base::poll::{PollTable, events};
 use crate::base::sync::{Timeout, WaitQueue};
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
-use crate::ipc::io_signals;
+use crate::io::io_signals;
 use crate::process::{Process, Thread, current};
 use crate::security::landlock::Confinement;
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
@@ -39,6 +42,7 @@ use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 use address::{Address, RawAddress};
 use channel::{Info, ReceiveMode, Received, SendMode};
 use control::{Control, Ucred, Writer};
+pub use tcp_state::TcpState;
 
 /// Default SO_SNDBUF and SO_RCVBUF (net.core.wmem_default).
 const BUFFER_DEFAULT: usize = 212_992;
@@ -389,7 +393,7 @@ pub trait Socket: Send + Sync + Any {
         None
     }
     /// The state of a TCP socket.
-    fn tcp_state(&self) -> Option<inet::tcp::TcpState> {
+    fn tcp_state(&self) -> Option<TcpState> {
         None
     }
     /// Connections that wait to be accepted.
@@ -437,6 +441,11 @@ pub trait Socket: Send + Sync + Any {
     fn get_option(&self, _level: u32, _name: u32) -> Result<options::Value> {
         let has_some = self.common().domain == raw::AF_NETLINK;
         Err(if has_some { Errno::ENOPROTOOPT } else { Errno::EOPNOTSUPP })
+    }
+    /// Whether the family knows an option below SOL_SOCKET by its number alone: the value of one
+    /// that it does not know is not read.
+    fn knows_option(&self, _level: u32, _name: u32) -> bool {
+        true
     }
     /// setsockopt(2) below SOL_SOCKET.
     fn set_option(&self, _who: &Thread, _level: u32, _name: u32, _value: &[u8]) -> Result<()> {
@@ -488,18 +497,8 @@ impl FileOps for SocketFile {
     fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
         let timeout =
             self.socket.common().send_timeout(file.is_nonblocking() || !source.may_wait());
-        hooks::socket_sendmsg((self.socket.common(), None))?;
-        let who = current();
         let (control, mode) = (Control::default(), SendMode::default());
-        let what = Outgoing { to: None, control, timeout, mode };
-        if !self.socket.is_prepared() {
-            self.socket.clone().prepare_to_send(&who, &what)?;
-        }
-        let result = self.socket.send(&who, source, what);
-        if result == Err(Errno::EPIPE) && self.socket.common().kind != SocketKind::Dgram {
-            crate::ipc::signals::broken_pipe();
-        }
-        result
+        send(&current(), &self.socket, source, Outgoing { to: None, control, timeout, mode }, true)
     }
 
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
@@ -529,7 +528,7 @@ impl FileOps for SocketFile {
                 let owner = io_signals::owner_number(file);
                 return UserPtr::<i32>::new(argument).write(&owner).map(|()| 0);
             }
-            _ => return inet::interface::ioctl(file, command, argument),
+            _ => return interface::ioctl(file, command, argument),
         };
         UserPtr::<i32>::new(argument).write(&(value.min(i32::MAX as usize) as i32))?;
         Ok(0)
@@ -547,6 +546,27 @@ impl FileOps for SocketFile {
         self.socket.close();
         hooks::sk_free_security((self.socket.common(),));
     }
+}
+
+/// What every call does that sends: asks the policies, prepares the socket, and tells a thread that
+/// sends into a broken conversation by SIGPIPE, if `signals` (MSG_NOSIGNAL).
+#[inline]
+pub fn send(
+    who: &Thread,
+    socket: &Arc<dyn Socket>,
+    source: &mut Source<'_>,
+    what: Outgoing,
+    signals: bool,
+) -> Result<usize> {
+    hooks::socket_sendmsg((socket.common(), what.to.as_ref()))?;
+    if !socket.is_prepared() {
+        socket.clone().prepare_to_send(who, &what)?;
+    }
+    let result = socket.send(who, source, what);
+    if result == Err(Errno::EPIPE) && signals && socket.common().kind != SocketKind::Dgram {
+        crate::io::signals::broken_pipe();
+    }
+    result
 }
 
 /// Permission bits of a new socket.
@@ -568,4 +588,4 @@ fn boxed(control: Control, from: Option<Address>) -> Option<Box<Info>> {
 }
 
 /// The mask of a socket that is neither connected nor listening.
-const UNCONNECTED: u32 = events::WRITABLE | events::HUP;
+pub const UNCONNECTED: u32 = events::WRITABLE | events::HUP;

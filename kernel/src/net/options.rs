@@ -7,8 +7,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use abi::{Errno, Result, net as raw};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::inet::interface;
-use super::{Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket, SocketKind, hooks};
+use super::{Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket, SocketKind, hooks, interface};
 use crate::base::time::NS_PER_SEC;
 use crate::base::user::UserPtr;
 use crate::process::{Thread, find_process, pidfd};
@@ -119,9 +118,7 @@ pub fn set(
     if domain != raw::AF_UNIX && check_level(socket.common(), level).is_err() {
         return Err(Errno::ENOPROTOOPT);
     }
-    let is_inet = matches!(domain, raw::AF_INET | raw::AF_INET6);
-    // Of an option that IPv4 does not have nothing is read.
-    if is_inet && level == raw::IPPROTO_IP as u32 && !super::inet::options::is_known_to_ip(name) {
+    if !socket.knows_option(level, name) {
         return Err(Errno::ENOPROTOOPT);
     }
     let mut value = [0; VALUE_MAX];

@@ -4,7 +4,8 @@
 //! [`Thread`] is what the scheduler runs. Parts that clone(2) can share between processes are
 //! behind an `Arc` of their own.
 //!
-//! Reading order: this file, `fork`, `exec`, `exit`, `relations`, `wait`, `signal`, `futex`.
+//! Reading order: this file, `fork`, `exit`, `relations`, `signal`; then the floors above: `wait`,
+//! `signal` (how it reaches the program), `timers`, `exec`.
 //!
 //! Locks, outermost first: those of `table`, a process's `relations`, its `threads`, its
 //! `signals`, a thread's `signals`, the scheduler's. Never two processes' `relations` at once
@@ -35,7 +36,6 @@ pub mod acting;
 mod capability;
 pub mod clock;
 pub mod exit;
-pub mod fault;
 pub mod fork;
 pub mod hooks;
 pub mod own;
@@ -44,7 +44,6 @@ pub mod program;
 pub mod ptrace;
 pub mod relations;
 pub mod restart;
-pub mod return_work;
 pub mod rseq;
 pub mod seccomp;
 pub mod settings;
@@ -55,7 +54,6 @@ pub mod timers;
 pub mod upper;
 pub mod usage;
 pub mod user_dispatch;
-pub mod wait;
 pub mod yama;
 
 use table::charge_thread;
@@ -67,7 +65,6 @@ pub use table::{
 pub use own::{Own, file_of, own_file, own_open_file};
 pub use program::Program;
 use settings::Settings;
-pub use signal::exception::{bad_return, user_exception};
 pub use state::{ExitState, Relations, WaitEvent};
 
 /// Process, thread, group and session ids.

@@ -6,8 +6,8 @@
 //! interrupt that preempted it or into a signal's handler. So two events leave work for the return:
 //! the switch to a thread that ran on another CPU last
 //! ([`crate::base::thread::Thread::watches_cpu`]), and a preemption, which is itself part of that
-//! work (`return_work`). A wait in a page fault leaves it, too (`fault`); one in a system call on
-//! the same CPU does not: calls are not allowed in a sequence.
+//! work (`signal::return_work`). A wait in a page fault leaves it, too (`signal::fault`); one in a
+//! system call on the same CPU does not: calls are not allowed in a sequence.
 
 use core::sync::atomic::Ordering;
 

@@ -19,9 +19,9 @@ use crate::mm::{Backing, Mm, PAGE, Vma};
 use crate::process::ExitState;
 use crate::process::Program;
 use crate::process::ptrace::access::{Ids, may_access};
-use crate::process::timers::posix;
 use crate::process::{Process, Thread};
 use crate::security::{Resource, UNLIMITED};
+use crate::timers::posix;
 
 /// Most bytes of arguments or environment shown.
 const STRINGS_MAX: u64 = 2 << 20;

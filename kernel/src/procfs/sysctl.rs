@@ -159,7 +159,7 @@ static FS: &[(&str, Static)] = &[
     ("nr_open", Static::Setting(nr_open, |data| file::set_max_fds(parse_number(data)?))),
     ("overflowgid", says!("65534")),
     ("overflowuid", says!("65534")),
-    ("pipe-max-size", says!("{}", crate::ipc::pipe::MAX_CAPACITY)),
+    ("pipe-max-size", says!("{}", crate::io::pipe::MAX_CAPACITY)),
     ("pipe-user-pages-hard", says!("0")),
     ("pipe-user-pages-soft", says!("0")),
     ("protected_hardlinks", says!("0")),
@@ -188,7 +188,7 @@ static MQUEUE: &[(&str, Static)] = &[
 ];
 
 static EPOLL: &[(&str, Static)] =
-    &[("max_user_watches", says!("{}", crate::ipc::epoll::watches_max()))];
+    &[("max_user_watches", says!("{}", crate::io::epoll::watches_max()))];
 
 static INOTIFY: &[(&str, Static)] = &[
     ("max_queued_events", says!("16384")),
@@ -313,7 +313,7 @@ fn drop_caches(data: &[u8]) -> Result<()> {
     match parse_number::<u32>(data)? {
         what @ 1..=4 => {
             if what & 1 != 0 {
-                crate::vfs::page_cache::reclaim_all();
+                crate::page_cache::reclaim_all();
             }
             if what & 2 != 0 {
                 crate::vfs::dentry::shrink_all();

@@ -18,10 +18,10 @@ use super::sysctl::pool_setting;
 use crate::fs::pseudo::{PseudoFs, Static, StaticListing, Text, parse_number};
 use crate::khugepaged;
 use crate::mm::{PAGE, huge, hugetlb};
-use crate::net::inet::interface;
+use crate::net::interface;
+use crate::page_cache;
 use crate::process::current;
 use crate::security::{self, Capability};
-use crate::vfs::page_cache;
 
 /// SYSFS_MAGIC (statfs(2)).
 const MAGIC: u64 = 0x6265_6572;

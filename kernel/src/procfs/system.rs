@@ -10,11 +10,11 @@ use crate::base::{identity, sched};
 use crate::drivers::chrdev;
 use crate::fs::pseudo::Text;
 use crate::mm::hugetlb;
+use crate::page_cache;
 use crate::process;
 use crate::vfs::Inode;
 use crate::vfs::leases::{self, LeaseKind, Shown};
 use crate::vfs::locks::{Lock, Owner};
-use crate::vfs::page_cache;
 
 /// Nanoseconds of a tick in which procfs counts CPU time (USER_HZ is 100).
 pub(super) const NS_PER_TICK: u64 = NS_PER_SEC / 100;
@@ -171,7 +171,7 @@ fn memory() -> Memory {
     Memory {
         total: total as u64 * KB_PER_PAGE,
         free: free as u64 * KB_PER_PAGE,
-        cached: crate::vfs::page_cache::cached_pages() as u64 * KB_PER_PAGE,
+        cached: crate::page_cache::cached_pages() as u64 * KB_PER_PAGE,
         slab: machine::slab_bytes() as u64 / 1024,
         idle: (machine::heap_idle_bytes() + machine::stack::idle_stack_bytes()) as u64 / 1024,
     }

@@ -4,7 +4,7 @@
 //! the thread that got the signal makes the others end, each of them leaves its notes on the way
 //! out ([`add_thread`]), and when it is alone it writes the file: memory cannot change any more.
 //! Pages that were never touched become holes. Neighbours: `regset` has the FPU's image,
-//! `process::signal::deliver` and `process::exit` call in here by `process::upper`.
+//! `signal::deliver` and `process::exit` call in here by `process::upper`.
 
 use alloc::format;
 use alloc::sync::Arc;
@@ -23,7 +23,7 @@ use crate::base::io::Source;
 use crate::base::sched::Sleep;
 use crate::base::time::{NS_PER_SEC, realtime_ns};
 use crate::base::{identity, sched};
-use crate::ipc::pipe;
+use crate::io::pipe;
 use crate::mm::{Backing, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::signal::info::{SIGINFO_BYTES, SigInfo};
 use crate::process::signal::{SignalSet, send};
@@ -416,7 +416,7 @@ fn write_core(thread: &Thread, regs: &PtRegs, info: &SigInfo, mut output: Output
     output.write(&notes.0)?;
     let gap = output.at.next_multiple_of(PAGE) - output.at;
     output.skip(gap)?;
-    let mut buffer = crate::ipc::splice::buffer(CHUNK)?;
+    let mut buffer = crate::io::splice::buffer(CHUNK)?;
     let mm = process.mm()?;
     for segment in &segments {
         write_segment(segment, &mm, &mut buffer, &mut output)?;

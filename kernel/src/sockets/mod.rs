@@ -9,7 +9,8 @@ use alloc::sync::Arc;
 
 use abi::{Errno, Result, net as abi_net};
 
-use crate::net::{Socket, SocketKind, hooks, inet, unix};
+use crate::inet;
+use crate::net::{Socket, SocketKind, hooks, unix};
 
 /// Numbers of kinds, families and protocols end here (socket(2)).
 const KINDS: u32 = 11;

@@ -18,7 +18,7 @@ use crate::base::sync::{Timeout, WaitQueue};
 use crate::ipc::mqueue::CookieSink;
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{Channel, ReceiveMode, Received};
-use crate::net::inet::interface;
+use crate::net::interface;
 use crate::net::{Common, Outgoing, Socket, SocketFile, SocketKind, hooks};
 use crate::process::Thread;
 use crate::security::Capability;

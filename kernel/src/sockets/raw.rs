@@ -16,15 +16,15 @@ use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::{Timeout, WaitQueue};
 use crate::base::time::realtime_ns;
+use crate::inet::options::IpOptions;
+use crate::inet::{
+    any_address, check_broadcast, destination, is_broadcast, read_address, read_to_bind, source_for,
+};
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{Channel, Info, ReceiveMode, Received};
 use crate::net::control::{Control, Writer};
-use crate::net::inet::options::IpOptions;
-use crate::net::inet::packet;
-use crate::net::inet::{
-    any_address, check_broadcast, destination, is_broadcast, read_address, read_to_bind, source_for,
-};
 use crate::net::options::Value;
+use crate::net::packet;
 use crate::net::{Common, Outgoing, Socket, SocketKind};
 use crate::process::{Thread, current};
 use crate::security::Capability;
@@ -404,6 +404,10 @@ impl Socket for RawSocket {
         }
         let peer_is_v4 = self.peer.lock().map(|peer| peer.is_ipv4());
         self.ip.get(&self.common, level, name, peer_is_v4)
+    }
+
+    fn knows_option(&self, level: u32, name: u32) -> bool {
+        IpOptions::knows(level, name)
     }
 
     fn set_option(&self, who: &Thread, level: u32, name: u32, value: &[u8]) -> Result<()> {

@@ -5,7 +5,7 @@
 //! show the same inode number, and a lock on one is in the way of a lock on another. Pidfds are one
 //! object for each process, or thread.
 //!
-//! Neighbours: `ipc` and `net` make them with [`AnonInode::new`]; a kind that can be opened again
+//! Neighbours: `io` and `net` make them with [`AnonInode::new`]; a kind that can be opened again
 //! through /proc/PID/fd (pipes) says how with [`AnonInode::set_opener`].
 
 use alloc::format;
@@ -18,11 +18,11 @@ use machine::sync::{Once, SpinLock};
 
 use super::dentry::Dentry;
 use super::mount::{self, Mount};
-use super::page_cache::PageCache;
 use super::path::Location;
 use super::{
     FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes, Statistics,
 };
+use crate::page_cache::PageCache;
 
 /// How an object is opened once more (open(2) of /proc/PID/fd/N).
 pub trait Reopen: Send + Sync {

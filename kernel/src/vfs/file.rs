@@ -67,7 +67,7 @@ pub struct File {
     watchers: SpinLock<Lists<Weak<dyn FileWatcher>, 1>>,
     /// Who opened it; `None` of what was not found under a name.
     pub opener: Option<Arc<Credentials>>,
-    /// Who gets signals about it (F_SETOWN, O_ASYNC): `ipc::io_signals`.
+    /// Who gets signals about it (F_SETOWN, O_ASYNC): `io::io_signals`.
     pub notice: SpinLock<Option<Notice>>,
     _counted: Counted<{ ObjectKind::File as usize }>,
     /// What policies have granted when it was opened.

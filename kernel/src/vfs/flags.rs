@@ -2,9 +2,10 @@
 //! immutable is changed by nobody, what is append-only grows and does no more, root's own calls
 //! included.
 //!
-//! Where they hold: `permission::check` refuses writes to what is immutable, whatever the call;
-//! the rest is asked for here by those who open, remove, link, resize, map and change attributes.
-//! Neighbours: `calls/fs/flags.rs` has the requests, [`super::InodeState`] the flags.
+//! Where they hold: `permission::check` refuses writes to what is immutable, whatever the call, and
+//! `permission::set_attributes` changes of attributes, which have to say why they are made; the
+//! rest is asked for here by those who open, remove, link, resize, map and change `xattr(7)`s.
+//! Neighbours: `files/flags.rs` has the requests, [`super::InodeState`] the flags.
 
 use abi::{Errno, Result, general as raw};
 
@@ -23,6 +24,12 @@ const INHERITED: u32 = raw::FS_NODUMP_FL | raw::FS_NOATIME_FL;
 #[inline]
 pub fn check_not_guarded(inode: &dyn Inode) -> Result<()> {
     if inode.state().flags() & GUARDED == 0 { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+/// EPERM for what is immutable.
+#[inline]
+pub fn check_not_immutable(inode: &dyn Inode) -> Result<()> {
+    if inode.state().is_immutable() { Err(Errno::EPERM) } else { Ok(()) }
 }
 
 /// EPERM for what is append-only, if it would be changed otherwise.

@@ -8,7 +8,7 @@
 //! loads, and who has opened a file uncounted is looked for among all descriptors.
 //!
 //! Neighbours: `open` and truncate(2) break leases, [`super::File`]'s end removes its own,
-//! `ipc::io_signals` tells the holder.
+//! `io::io_signals` tells the holder.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -18,7 +18,7 @@ use abi::{Errno, Result};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::remembered::Remembered;
-use crate::vfs::page_cache::PageCache;
+use crate::page_cache::PageCache;
 
 pub mod anon;
 pub mod attributes;
@@ -35,7 +35,6 @@ pub mod locks;
 pub mod mount;
 pub mod namei;
 pub mod open;
-pub mod page_cache;
 pub mod path;
 pub mod path_file;
 pub mod permission;

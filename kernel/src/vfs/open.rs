@@ -12,7 +12,7 @@ use abi::{Errno, Result, general as raw};
 use super::file::Opening;
 use super::flags::check_not_append_only;
 use super::path::{Context, Last, Location, Walk, walk};
-use super::permission::{self, EXECUTE, READ, WRITE};
+use super::permission::{self, EXECUTE, READ, Reason, WRITE};
 use super::{File, FileType, SetAttributes, hooks, inotify, leases};
 use crate::security::Credentials;
 use crate::vfs::deny_write::{Access, ReadAccess, WriteAccess};
@@ -168,7 +168,7 @@ pub fn open_location(
         hooks::path_truncate((context, &location))?;
         permission::drop_privileges(&**location.inode(), &context.subject)?;
         let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
-        permission::set_attributes(location.inode().as_ref(), &changes)?;
+        permission::set_attributes(location.inode().as_ref(), &changes, Reason::Contents)?;
     }
     let dentry = location.dentry.clone();
     let opening = Opening { opener: opener(context), access, granted, is_created: created };

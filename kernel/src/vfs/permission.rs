@@ -5,7 +5,7 @@
 
 use abi::{Errno, Result};
 
-use super::{FileType, Inode, Metadata, SetAttributes, capability, hooks};
+use super::{FileType, Inode, Metadata, SetAttributes, capability, flags, hooks};
 use crate::security::{Capability, Subject};
 
 /// Read permission, as in access(2).
@@ -53,10 +53,39 @@ fn check_mode(inode: &dyn Inode, wanted: u32, who: &Subject) -> Result<()> {
     }
 }
 
-/// Changes attributes of an object, as far as policies let the caller. Whether the mode bits and
-/// the owner let it has been checked.
-pub fn set_attributes(inode: &dyn Inode, changes: &SetAttributes) -> Result<()> {
+/// Why attributes change, which says what the object's flags (chattr(1)) have to say about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// chmod(2).
+    Mode,
+    /// chown(2); whether a user or a group was given.
+    Owner {
+        /// Without one nothing changes but what the file gives to who executes it.
+        is_given: bool,
+    },
+    /// utimensat(2); whether both times are those of now, which who may write may set.
+    Times {
+        /// Both.
+        are_now: bool,
+    },
+    /// The contents changed: who opened the file for it was asked then.
+    Contents,
+}
+
+/// Changes attributes of an object, as far as its flags and the policies let the caller. Whether
+/// the mode bits and the owner let it has been checked.
+pub fn set_attributes(inode: &dyn Inode, changes: &SetAttributes, why: Reason) -> Result<()> {
+    match why {
+        Reason::Mode | Reason::Owner { is_given: true } | Reason::Times { are_now: false } => {
+            flags::check_not_guarded(inode)?;
+        }
+        Reason::Times { are_now: true } => flags::check_not_immutable(inode)?,
+        Reason::Owner { is_given: false } | Reason::Contents => {}
+    }
     hooks::inode_setattr((inode, changes))?;
+    if let Reason::Owner { .. } = why {
+        drop_capabilities(inode)?;
+    }
     inode.set_attributes(changes)?;
     hooks::inode_post_setattr((inode,));
     Ok(())
@@ -126,7 +155,7 @@ fn take_privileges(inode: &dyn Inode, who: &Subject) -> Result<bool> {
 }
 
 /// Takes the capabilities of a file away, whose owner is to change (chown(2)).
-pub fn drop_capabilities(inode: &dyn Inode) -> Result<()> {
+fn drop_capabilities(inode: &dyn Inode) -> Result<()> {
     if inode.file_type() == FileType::Regular { kill_privileges(inode) } else { Ok(()) }
 }
 

@@ -39,22 +39,22 @@ extern "C" fn instrumented_syscall_from_user(regs: &mut PtRegs, number: u64) -> 
 
 #[unsafe(no_mangle)]
 fn limen_exit_work(regs: &mut PtRegs, work: u32) {
-    kernel::process::return_work::exit_work(regs, work);
+    kernel::signal::return_work::exit_work(regs, work);
 }
 
 #[unsafe(no_mangle)]
 fn limen_user_exception(regs: &mut PtRegs, exception: Exception) {
-    kernel::process::user_exception(regs, exception);
+    kernel::signal::exception::user_exception(regs, exception);
 }
 
 #[unsafe(no_mangle)]
 fn limen_bad_return(regs: &mut PtRegs) {
-    kernel::process::bad_return(regs);
+    kernel::signal::exception::bad_return(regs);
 }
 
 #[unsafe(no_mangle)]
 fn limen_kernel_page_fault(fault: PageFault) -> bool {
-    kernel::process::fault::kernel_page_fault(fault)
+    kernel::signal::fault::kernel_page_fault(fault)
 }
 
 #[unsafe(no_mangle)]

@@ -52,7 +52,7 @@ pub(crate) fn drop_everything(method: Method) {
     match method {
         Method::InvpcidAll => {
             let descriptor = [0u64; 2];
-            // SAFETY: CPUID reports INVPCID (`context::init_cpu`); dropping translations is sound.
+            // SAFETY: CPUID reports INVPCID (`word::init_cpu`); dropping translations is sound.
             unsafe {
                 asm!("invpcid {}, [{}]", in(reg) 2u64, in(reg) &descriptor,
                      options(readonly, nostack));

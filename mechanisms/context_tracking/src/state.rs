@@ -2,7 +2,7 @@
 //!
 //! What is hard: a sender must not wait for a CPU in user mode, yet that CPU must not use anything
 //! old once it is in the kernel; both look at one word, at the same time. The proof is a search
-//! through all interleavings (`tests/interleavings.rs`) of these very functions, so they touch the
+//! through all interleavings (`tests/interleavings/`) of these very functions, so they touch the
 //! machine only through [`Sender`] and [`Entry`].
 //!
 //! Reading order: [`Sender`], [`Entry`], [`dispatch`] (senders), [`enter`], [`catch_up`], [`exit`],

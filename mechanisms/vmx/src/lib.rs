@@ -2,7 +2,7 @@
 //! ([`controls`]), the fields of the control structure ([`field`]) and a guest's registers in them
 //! ([`Guest`]), what exit reasons mean ([`exit`]), and entries of extended page tables ([`ept`]).
 //!
-//! Nothing here executes VMLAUNCH: that is [`World`], which `machine/src/vmrun/vmx.rs` is, and the
+//! Nothing here executes VMLAUNCH: that is [`World`], which `machine/src/vmrun` is, and the
 //! tests script. The world keeps for itself whatever could reach the host: tables, bitmaps,
 //! identifiers, the host's own state, and the words of controls.
 //!

@@ -29,7 +29,8 @@ use manifest::{App, Manifest, expand, find};
 const TIMEOUT_S: u32 = 120;
 /// Longest for `limen run` itself, which ends the VM before.
 const VM_LIMIT: Duration = Duration::from_secs(2 * TIMEOUT_S as u64);
-/// Where programs start, here and there.
+/// Where programs start in Limen, and where they have a folder of their own each on the host: what
+/// one leaves there is nobody else's, and is gone with the folder.
 const CWD: &str = "/tmp";
 /// Longest a program may take on the host: one that waits for something that is not there has
 /// failed.
@@ -149,6 +150,14 @@ fn counts(context: &Context, turn: usize) -> &[u8] {
     context.smp.get(at..=at).unwrap_or_default()
 }
 
+/// A new folder in /tmp, with the rights of /tmp: some programs become another user.
+fn folder_on_host() -> std::io::Result<tempfile::TempDir> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::Builder::new().prefix("limen-app-").tempdir_in(CWD)?;
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o1777))?;
+    Ok(folder)
+}
+
 /// Runs one program everywhere it is to run.
 fn one(context: &Context, app: &App, turn: usize, shares: &Shares) -> Summary {
     let mut summary = Summary::default();
@@ -192,8 +201,9 @@ fn one(context: &Context, app: &App, turn: usize, shares: &Shares) -> Summary {
 /// Runs and judges one program here.
 pub(super) fn on_host(app: &App) -> Result<Ran, String> {
     let _running = Running::begin(&format!("app {} on the host", app.name));
+    let folder = folder_on_host().map_err(|error| error.to_string())?;
     let mut command = Command::new(&app.run[0]);
-    command.args(&app.run[1..]).current_dir(CWD);
+    command.args(&app.run[1..]).current_dir(folder.path());
     let host = ran(&mut command, app, HOST_LIMIT).map_err(|error| error.to_string())?;
     judge(app, &host, &host).map(|()| host)
 }

@@ -9,7 +9,7 @@ use machine::frame::{Frame, PAGE_SIZE};
 
 use super::inode::NinepInode;
 use crate::base::io::{Sink, Source};
-use crate::vfs::page_cache::{PageBackend, PageCache};
+use crate::page_cache::{PageBackend, PageCache};
 use crate::vfs::{File, FileOps, FileType, Inode};
 
 /// Written bytes that may wait for write-back.

@@ -14,7 +14,7 @@ use crate::base::sync::Mutex;
 use crate::base::time::now_ns;
 use crate::drivers::chrdev;
 use crate::fs::{NAME_MAX, is_name};
-use crate::vfs::page_cache::PageCache;
+use crate::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, Renaming,
     SetAttributes,
@@ -81,7 +81,7 @@ fn to_metadata(device: u64, a: &Attributes) -> Result<Metadata> {
         uid: a.uid,
         gid: a.gid,
         rdev: a.rdev,
-        size: a.size.min(crate::vfs::page_cache::MAX_FILE_SIZE),
+        size: a.size.min(crate::page_cache::MAX_FILE_SIZE),
         blocks: a.blocks,
         block_size: a.block_size,
         atime_ns: to_ns(a.atime),

@@ -9,7 +9,7 @@ use machine::frame::{Frame, PAGE_SIZE};
 
 use super::Node;
 use crate::base::io::{Sink, Source};
-use crate::vfs::page_cache::{MAX_FILE_SIZE, PageBackend, PageCache};
+use crate::page_cache::{MAX_FILE_SIZE, PageBackend, PageCache};
 use crate::vfs::{File, FileOps, FileType, Inode};
 
 const PAGE: u64 = PAGE_SIZE as u64;

@@ -192,7 +192,7 @@ impl OverlayFs {
         if free >= all / RESERVE {
             return Ok(());
         }
-        crate::vfs::page_cache::reclaim_all();
+        crate::page_cache::reclaim_all();
         let (_, free) = machine::frame::usage();
         if free >= all / RESERVE { Ok(()) } else { Err(Errno::ENOSPC) }
     }

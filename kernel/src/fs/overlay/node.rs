@@ -14,7 +14,7 @@ use super::data::{Data, OverlayFile};
 use super::directory::{Entries, OverlayEntry};
 use crate::base::sync::Mutex;
 use crate::drivers::chrdev;
-use crate::vfs::page_cache::PageCache;
+use crate::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, Renaming,
     SetAttributes,

@@ -18,7 +18,7 @@ use crate::base::io::Sink;
 use crate::base::sync::Mutex;
 use crate::base::time::{now_ns, realtime_ns};
 use crate::drivers::chrdev;
-use crate::vfs::page_cache::{Coming, MAX_FILE_SIZE, PageBackend, PageCache};
+use crate::page_cache::{Coming, MAX_FILE_SIZE, PageBackend, PageCache};
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes,
 };

@@ -18,8 +18,8 @@ use crate::base::sync::Timeout;
 use crate::base::time::{Deadline, TimeSpec};
 use crate::base::user::{UserPtr, read_path};
 use crate::process::signal::LAST;
-use crate::process::timers::posix::SigEvent;
 use crate::process::{current, give_file, own_file};
+use crate::timers::posix::SigEvent;
 use crate::vfs::open::How;
 use crate::vfs::{File, namei, open};
 

@@ -28,10 +28,10 @@ use crate::mm::Attached;
 use crate::mm::attach::Attachment;
 use crate::mm::hugetlb::HugePages;
 use crate::mm::{MMAP_MIN, PAGE};
+use crate::page_cache::PageCache;
 use crate::process::current;
 use crate::security::{Capability, Resource};
 use crate::vfs::File;
-use crate::vfs::page_cache::PageCache;
 
 /// Most segments (kernel.shmmni).
 const SEGMENTS_MAX: usize = 4096;

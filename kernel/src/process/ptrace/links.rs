@@ -42,7 +42,7 @@ fn link(tracee: &Arc<Thread>, tracer: &Thread, link: Link, options: u32) -> Resu
 
 /// Takes a tracee's side of the link away; it goes on, if it is stopped. The caller takes the other
 /// side away, drops what this returns without locks, and wakes the thread.
-pub(super) fn unlink(tracee: &Thread, state: &mut TraceeState, resume: Resume) -> Option<Link> {
+pub(crate) fn unlink(tracee: &Thread, state: &mut TraceeState, resume: Resume) -> Option<Link> {
     tracee.trace.is_traced.store(false, Ordering::Relaxed);
     state.options = 0;
     state.stop_seen = 0;

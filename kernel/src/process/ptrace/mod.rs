@@ -12,8 +12,8 @@
 //! that was only looked at leaves by SYSRET as if nobody had.
 //!
 //! Reading order: this file (the state), [`stop`] (the tracee's side), [`links`] (who traces whom),
-//! [`wait`] (what the tracer's wait(2) sees), [`access`] (who may); the tracer's side, ptrace(2)
-//! itself, is `crate::ptrace`.
+//! [`access`] (who may). What the tracer's wait(2) sees is `wait::tracees`; the tracer's side,
+//! ptrace(2) itself, is `crate::ptrace`.
 //!
 //! Locks: a tracer's `tracees`, then a tracee's `state`. The latter also comes after a process's
 //! `signals` and a thread's `signals`, and before the scheduler's. Nothing is sent or freed under
@@ -37,7 +37,6 @@ pub mod access;
 pub mod links;
 pub mod step;
 pub mod stop;
-pub mod wait;
 
 /// What a system call of a thread has to do besides itself, at its begin and end
 /// (`Thread::syscall_work`). Only the thread itself changes the bits of tracing.

@@ -1,10 +1,11 @@
-//! Signals (signal(7)): dispositions, masks, pending sets, delivery and return.
+//! Signals (signal(7)): dispositions, masks, pending sets, sending. What the running thread does
+//! about its own, and how a handler runs, is the floor `signal`.
 //!
 //! A signal is *sent* ([`send`]): it becomes pending for a thread or for a process, and the
 //! exit-work bit `work::SIGNAL` of a thread that will take it is set; that ends the thread's sleep
-//! or interrupts the CPU it runs on. It is *delivered* ([`deliver`]) by that thread on its way back
-//! to the program: by default action, or by a handler frame ([`frame`]) from which rt_sigreturn(2)
-//! comes back.
+//! or interrupts the CPU it runs on. It is *delivered* (`signal::deliver`) by that thread on its
+//! way back to the program: by default action, or by a handler frame (`signal::frame`) from which
+//! rt_sigreturn(2) comes back.
 //!
 //! `work::SIGNAL` means "look": it is set whenever a pending signal may be deliverable, and cleared
 //! only by the thread itself, just before it looks. So no signal is missed, and a look in vain
@@ -22,9 +23,6 @@ use super::{Process, Thread, upper, work};
 use crate::process::current;
 
 pub mod altstack;
-pub mod deliver;
-pub mod exception;
-pub mod frame;
 pub mod info;
 pub mod mask;
 pub mod pending;

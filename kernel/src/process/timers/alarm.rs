@@ -12,7 +12,7 @@ use crate::process::clock::Clock;
 use crate::process::{Process, Thread};
 
 /// Whom an expiry is told.
-pub(super) enum Notify {
+pub(crate) enum Notify {
     /// Nobody: the program asks (SIGEV_NONE).
     Nobody,
     Process(Weak<Process>),
@@ -20,18 +20,18 @@ pub(super) enum Notify {
 }
 
 /// A timer.
-pub(super) struct AlarmTimer {
-    pub(super) own: Weak<AlarmTimer>,
-    pub(super) clock: Clock,
-    pub(super) notify: Notify,
-    pub(super) signal: u32,
+pub(crate) struct AlarmTimer {
+    pub(crate) own: Weak<AlarmTimer>,
+    pub(crate) clock: Clock,
+    pub(crate) notify: Notify,
+    pub(crate) signal: u32,
     /// What makes it a POSIX timer. None: an interval timer, whose signal tells nothing.
-    pub(super) identity: Option<Identity>,
-    pub(super) state: SpinLock<TimerState>,
+    pub(crate) identity: Option<Identity>,
+    pub(crate) state: SpinLock<TimerState>,
     /// Overruns of the signal that was delivered last (timer_getoverrun(2)).
-    pub(super) overruns: AtomicU32,
+    pub(crate) overruns: AtomicU32,
     /// How often it was set: no signal of an earlier setting is sent.
-    pub(super) settings: AtomicU32,
+    pub(crate) settings: AtomicU32,
 }
 
 /// What a POSIX timer is to its program.
@@ -48,20 +48,20 @@ pub struct Identity {
 }
 
 #[derive(Default)]
-pub(super) struct TimerState {
+pub(crate) struct TimerState {
     /// When it expires next, on its clock or (not a CPU clock) the monotonic one; None: disarmed.
-    pub(super) next_ns: Option<u64>,
+    pub(crate) next_ns: Option<u64>,
     /// How long before the begin of that clock the expiry was due, if it was: times of the wall
     /// clock can be older than the machine.
-    pub(super) early_ns: u64,
+    pub(crate) early_ns: u64,
     /// 0: it expires once.
-    pub(super) interval_ns: u64,
-    pub(super) armed: Option<Timer>,
+    pub(crate) interval_ns: u64,
+    pub(crate) armed: Option<Timer>,
     /// Expiries whose signal was ignored, or forgotten with others, and those that the next one
     /// comes too late for: overruns of the next one.
-    pub(super) untold: u64,
+    pub(crate) untold: u64,
     /// Since it was set: a signal may wait.
-    pub(super) has_expired: bool,
+    pub(crate) has_expired: bool,
 }
 
 /// Value and interval of a timer, nanoseconds; value 0: disarmed.
@@ -77,10 +77,10 @@ pub struct Setting {
 #[derive(Default)]
 pub struct Timers {
     /// ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF.
-    pub(super) interval: [Option<Arc<AlarmTimer>>; 3],
+    pub(crate) interval: [Option<Arc<AlarmTimer>>; 3],
     /// timer_create(2)'s.
-    pub(super) posix: IdMap<Arc<AlarmTimer>>,
-    pub(super) next_id: u32,
+    pub(crate) posix: IdMap<Arc<AlarmTimer>>,
+    pub(crate) next_id: u32,
     /// Second of CPU time at which SIGXCPU comes next (RLIMIT_CPU).
-    pub(super) cpu_limit_s: Option<u64>,
+    pub(crate) cpu_limit_s: Option<u64>,
 }

@@ -9,7 +9,7 @@
 //! set anew or deleted takes its signal back.
 //!
 //! Locks: a process's `timers`, a timer's `state`; signals are sent with neither held.
-//! Neighbours: `interval` and `posix` have the system calls.
+//! Neighbour: `crate::timers` has the system calls.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -26,10 +26,9 @@ use crate::process::clock::Clock;
 use crate::security::{Resource, UNLIMITED};
 
 mod alarm;
-pub mod interval;
-pub mod posix;
 
-use alarm::{AlarmTimer, Notify, TimerState};
+use alarm::TimerState;
+pub(crate) use alarm::{AlarmTimer, Notify};
 pub use alarm::{Identity, Setting, Timers};
 
 /// A periodic timer fires no more often than this, whatever its interval; what it misses are
@@ -37,7 +36,7 @@ pub use alarm::{Identity, Setting, Timers};
 const MIN_PERIOD_NS: u64 = 100_000;
 
 impl AlarmTimer {
-    fn new(
+    pub(crate) fn new(
         clock: Clock,
         notify: Notify,
         signal: u32,
@@ -55,7 +54,7 @@ impl AlarmTimer {
         })
     }
 
-    fn is_on_cpu_clock(&self) -> bool {
+    pub(crate) fn is_on_cpu_clock(&self) -> bool {
         self.clock.monotonic_offset_ns().is_none()
     }
 
@@ -65,7 +64,7 @@ impl AlarmTimer {
     }
 
     /// What is left, and the interval.
-    fn get(&self) -> Setting {
+    pub(crate) fn get(&self) -> Setting {
         let now_ns = self.now_ns();
         let state = self.state.lock();
         let left = |next: u64| next.saturating_sub(now_ns).max(1);
@@ -73,7 +72,7 @@ impl AlarmTimer {
     }
 
     /// Arms or disarms it. `absolute`: the value is a time of its clock.
-    fn set(&self, setting: Setting, absolute: bool, process: &Process) {
+    pub(crate) fn set(&self, setting: Setting, absolute: bool, process: &Process) {
         let mut early_ns = 0;
         let next_ns = if setting.value_ns == 0 {
             None
@@ -106,7 +105,7 @@ impl AlarmTimer {
 
     /// Expires no more, and no signal of what it was set to is sent from now on. One that waits is
     /// taken back: before the timer is set anew, for that may be due at once. No lock is held.
-    fn disarm(&self, process: &Process) {
+    pub(crate) fn disarm(&self, process: &Process) {
         let old = {
             let mut state = self.state.lock();
             self.settings.fetch_add(1, Ordering::SeqCst);
@@ -261,7 +260,7 @@ pub fn note_forgotten(process: &Process, forgotten: &[SigInfo]) {
 }
 
 /// Notes whether the tick has anything to look at.
-fn update_watch(process: &Process) {
+pub(crate) fn update_watch(process: &Process) {
     let timers = process.timers.lock();
     let mut all = timers.interval.iter().flatten().chain(timers.posix.values());
     let armed = all.any(|timer| timer.is_on_cpu_clock() && timer.state.lock().next_ns.is_some());
@@ -321,7 +320,7 @@ fn check_cpu_limit(process: &Arc<Process>) {
 
 impl Setting {
     /// As `struct itimerspec`: interval first.
-    fn to_user(self) -> [TimeSpec; 2] {
+    pub(crate) fn to_user(self) -> [TimeSpec; 2] {
         [TimeSpec::from_ns(self.interval_ns), TimeSpec::from_ns(self.value_ns)]
     }
 }
