@@ -15,7 +15,7 @@ tests!("files":
     statx_fields, when_a_file_was_made, chmod_chown, utimensat_forms, access_checks,
     umask_applies, xattrs_on_tmpfs,
     sendfile_copies, copy_file_range_copies, splice_file_to_pipe, fallocate_modes,
-    flock_excludes, posix_locks, posix_lock_waits, ofd_locks, ofd_locks_of_many,
+    flock_excludes, posix_locks, posix_lock_waits, given_back_is_no_deadlock, ofd_locks, ofd_locks_of_many,
     created_by_this_open, inotify_reports,
     inotify_rules,
     dup_shares_offset, fcntl_flags, descriptors_run_out, chdir_getcwd, deleted_cwd,
@@ -724,6 +724,33 @@ fn posix_lock_waits() {
     s[1].store(1, SeqCst);
     lock(fd, F_SETLK, F_UNLCK, 0, 1).0.is(0);
     wait_code(child, 0);
+}
+
+/// Who was waited for gives the lock back, and asks for one that its waiter has before that has run:
+/// it waits, and is not told of a deadlock.
+fn given_back_is_no_deadlock() {
+    let fd = open(&format!("{}/f", dir()), O_RDWR | O_CREAT).fd();
+    let run = || {
+        let cpu = cpus()[0];
+        pin(cpu).is(0);
+        lock(fd, F_SETLK, F_WRLCK, 0, 1).0.is(0);
+        let waiter = fork(|| {
+            lock(fd, F_SETLK, F_WRLCK, 1, 1).0.is(0);
+            lock(fd, F_SETLKW, F_WRLCK, 0, 1).0.is(0);
+            0
+        });
+        until_asleep(waiter);
+        // So the waiter does not run in between, where that can be had.
+        let one = 1;
+        let _ = sc!(SYS_sched_setscheduler, 0, SCHED_FIFO, &raw const one);
+        lock(fd, F_SETLK, F_UNLCK, 0, 1).0.is(0);
+        lock(fd, F_SETLKW, F_WRLCK, 1, 1).0.is(0);
+        wait_code(waiter, 0);
+        0
+    };
+    for _ in 0..3 {
+        wait_code(fork(run), 0);
+    }
 }
 
 fn ofd_locks() {

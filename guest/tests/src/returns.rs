@@ -247,14 +247,6 @@ fn of_a_new_process() {
     }
 }
 
-/// Waits until a thread sleeps in a system call.
-fn until_asleep(pid: i32) {
-    until(|| {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("stat");
-        text.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S"))
-    });
-}
-
 fn from_restarts() {
     // A call that a stop or a handler interrupts is made again, at once or from a handler's frame.
     let exits = Exits::new();

@@ -26,12 +26,6 @@ const SLICE_MS: u64 = 4;
 /// A thread that becomes runnable runs within this many rounds of all threads of its CPU.
 const FAIR_ROUNDS: u64 = 3;
 
-fn cpus() -> Vec<usize> {
-    let mut mask = [0u64; 16];
-    sc!(SYS_sched_getaffinity, 0, 128, mask.as_mut_ptr()).must();
-    (0..1024).filter(|i| mask[i / 64] >> (i % 64) & 1 == 1).collect()
-}
-
 fn pin_other(pid: i32, cpu: usize) {
     let mut mask = [0u64; 16];
     mask[cpu / 64] = 1 << (cpu % 64);
@@ -84,11 +78,6 @@ fn undisturbed(pids: &[i32]) -> (u64, u64) {
             return stats;
         }
     }
-}
-
-fn until_asleep(pid: i32) {
-    let path = format!("/proc/{pid}/stat");
-    until(|| std::fs::read_to_string(&path).is_ok_and(|stat| stat.contains(") S ")));
 }
 
 /// What the spinning ones had in each round, until somebody ran who was to run beside them.

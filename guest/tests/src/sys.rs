@@ -305,6 +305,23 @@ pub fn until_at_least(w: &AtomicU32, value: u32) {
     until(|| w.load(SeqCst) >= value);
 }
 
+/// Waits until a thread sleeps in a system call, or is gone.
+pub fn until_asleep(tid: i32) {
+    let path = format!("/proc/{tid}/stat");
+    until(|| {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        text.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
+    });
+}
+
+/// The CPUs that this thread may run on.
+pub fn cpus() -> Vec<usize> {
+    let mut mask = [0u64; 16];
+    let n = sc!(SYS_sched_getaffinity, 0, 128, mask.as_mut_ptr()).must();
+    assert!(n >= 8 && n.is_multiple_of(8));
+    (0..1024).filter(|i| mask[i / 64] >> (i % 64) & 1 == 1).collect()
+}
+
 /// Lets this thread run on one CPU only.
 pub fn pin(cpu: usize) -> Res {
     let mut mask = [0u64; 16];

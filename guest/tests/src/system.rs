@@ -20,13 +20,6 @@ fn text(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-fn cpus() -> Vec<usize> {
-    let mut mask = [0u64; 16];
-    let n = sc!(SYS_sched_getaffinity, 0, 128, mask.as_mut_ptr()).must();
-    assert!(n >= 8 && n.is_multiple_of(8));
-    (0..1024).filter(|i| mask[i / 64] >> (i % 64) & 1 == 1).collect()
-}
-
 fn affinity() {
     let all = cpus();
     assert!(!all.is_empty());

@@ -562,14 +562,6 @@ fn run(row: &Row, flags: i32, then: impl Fn(&World, i32) -> Res) {
     assert!(WIFEXITED(status) && WEXITSTATUS(status) == 0, "{}: {}", row.name, describe(status));
 }
 
-fn until_asleep(tid: i32) {
-    let path = format!("/proc/self/task/{tid}/stat");
-    until(|| {
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
-        text.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
-    });
-}
-
 fn send(tid: i32) {
     sc!(SYS_tgkill, pid(), tid, SIGUSR1).is(0);
     until(|| HANDLED.load(SeqCst) > 0);
