@@ -20,7 +20,7 @@ use crate::fineibt;
 use crate::kcfi::{self, BODY_KCFI, BODY_OPT, Expect, Form, HEAD_OFF, HEAD_ON, Pattern, TAIL};
 use crate::poke::{Anomaly, Broken, Change, Store, Text, TextPoke, What};
 use crate::preamble::{self, POISON, Seed};
-use crate::return_site::{self, Return};
+use crate::return_site::{self, Return, TO_THUNK};
 use crate::site_table::{CheckEntry, FunctionEntry, SiteTables};
 use crate::tail::{self, Via};
 
@@ -82,11 +82,8 @@ impl BootPlan {
         tables: SiteTables<'a>,
     ) -> Result<BootChecked<'a>, Anomaly> {
         let checked = BootChecked { tables, plan: self };
-        let usual = Pattern::new(tables.form(), tables.disp());
+        checked.verify_checks(text, tables.form(), |hash| hash)?;
         for entry in tables.checks().iter() {
-            if !usual.is_at(text, entry.site, entry.hash) {
-                checked.verify_check(text, &entry, entry.hash, tables.form())?;
-            }
             checked.new_hash(entry.site, entry.hash)?;
             if self.form == Form::FineIbt {
                 checked.fits_fineibt(&entry)?;
@@ -95,20 +92,14 @@ impl BootPlan {
                 checked.reroute(text, entry.site.wrapping_add(TAIL), entry.shape)?;
             }
         }
-        for entry in tables.functions().iter() {
-            if !checked.is_function(text, &entry, entry.hash, tables.form()) {
-                checked.verify_function(text, &entry, entry.hash, tables.form())?;
-            }
-            if self.form == Form::FineIbt {
-                fineibt::check_room(text, entry.function)?;
-            }
+        checked.verify_functions(text, tables.form(), |hash| hash)?;
+        for entry in tables.functions().iter().filter(|_| self.form == Form::FineIbt) {
+            fineibt::check_room(text, entry.function)?;
         }
         for entry in tables.thunks().iter().filter(|_| self.via != Via::Thunk) {
             checked.reroute(text, entry.at, entry.shape)?;
         }
-        for site in checked.returns() {
-            checked.thunk_return(text, site)?;
-        }
+        checked.verify_returns(text, false)?;
         Ok(checked)
     }
 }
@@ -163,9 +154,7 @@ impl BootChecked<'_> {
     fn finish(&self, mut text: Counting<'_, impl TextPoke>) -> Result<BootDone, Broken> {
         self.apply_tails(&mut text)?;
         self.apply_returns(&mut text)?;
-        let mut done = BootDone { stores: text.stores, ..BootDone::default() };
-        self.verify(text.text, &mut done)?;
-        Ok(done)
+        self.verify(text.text, text.stores).map_err(broken)
     }
 
     fn apply_fineibt(&self, text: &mut Counting<'_, impl TextPoke>) {
@@ -219,12 +208,12 @@ impl BootChecked<'_> {
         Ok(())
     }
 
+    #[inline(never)]
     fn apply_returns(&self, text: &mut Counting<'_, impl TextPoke>) -> Result<(), Broken> {
-        let order = return_site::order(self.plan.returns);
         for site in self.returns() {
             let change = self.thunk_return(text.text, site).map_err(broken)?;
             if !change.is_noop() {
-                change.write(site, order, |addr, bytes| text.poke(addr, bytes));
+                change.write(site, TO_THUNK, |addr, bytes| text.poke(addr, bytes));
             }
         }
         Ok(())
@@ -240,30 +229,71 @@ impl BootChecked<'_> {
         return_site::change(text, site, Return::Plain, self.plan.returns)
     }
 
-    fn verify(&self, text: &impl Text, done: &mut BootDone) -> Result<(), Broken> {
-        let usual = Pattern::new(self.plan.form, self.tables.disp());
-        for entry in self.tables.checks().iter() {
-            let hash = self.seeded(entry.hash);
+    fn verify(&self, text: &impl Text, stores: usize) -> Result<BootDone, Anomaly> {
+        Ok(BootDone {
+            checks: self.verify_checks(text, self.plan.form, |hash| self.seeded(hash))?,
+            functions: self.verify_functions(text, self.plan.form, |hash| self.seeded(hash))?,
+            returns: self.verify_returns(text, true)?,
+            stores,
+        })
+    }
+
+    // Loops over thousands of sites, each with all registers for itself: not inlined.
+
+    /// All checks have this form and the hash that `hash` makes of the table's; how many.
+    #[inline(never)]
+    fn verify_checks(
+        &self,
+        text: &impl Text,
+        form: Form,
+        hash: impl Fn(u32) -> u32,
+    ) -> Result<usize, Anomaly> {
+        let usual = Pattern::new(form, self.tables.disp());
+        let checks = self.tables.checks();
+        for entry in checks.iter() {
+            let hash = hash(entry.hash);
             if !usual.is_at(text, entry.site, hash) {
-                self.verify_check(text, &entry, hash, self.plan.form).map_err(broken)?;
+                self.verify_check(text, &entry, hash, form)?;
             }
-            done.checks += 1;
         }
-        for entry in self.tables.functions().iter() {
-            let hash = self.seeded(entry.hash);
-            if !self.is_function(text, &entry, hash, self.plan.form) {
-                self.verify_function(text, &entry, hash, self.plan.form).map_err(broken)?;
+        Ok(checks.len())
+    }
+
+    /// As [`Self::verify_checks`], of functions.
+    #[inline(never)]
+    fn verify_functions(
+        &self,
+        text: &impl Text,
+        form: Form,
+        hash: impl Fn(u32) -> u32,
+    ) -> Result<usize, Anomaly> {
+        let (functions, disp) = (self.tables.functions(), self.tables.disp());
+        for entry in functions.iter() {
+            let hash = hash(entry.hash);
+            let is_usual = match form {
+                Form::FineIbt if hash != POISON => {
+                    fineibt::is_landing_pad_at(text, entry.function, hash)
+                }
+                _ => preamble::is_at(text, entry.function, disp, hash),
+            };
+            if !is_usual {
+                self.verify_function(text, &entry, hash, form)?;
             }
-            done.functions += 1;
         }
+        Ok(functions.len())
+    }
+
+    /// All returns that are to change can, or have (`done`); how many.
+    #[inline(never)]
+    fn verify_returns(&self, text: &impl Text, done: bool) -> Result<usize, Anomaly> {
+        let mut count = 0;
         for site in self.returns() {
-            let change = self.thunk_return(text, site).map_err(broken)?;
-            if !change.is_noop() {
-                return Err(broken(Anomaly::new(site, 0, What::UnknownTail)));
+            if !self.thunk_return(text, site)?.is_noop() && done {
+                return Err(Anomaly::new(site, 0, What::UnknownTail));
             }
-            done.returns += 1;
+            count += 1;
         }
-        Ok(())
+        Ok(count)
     }
 
     fn verify_check(
@@ -285,15 +315,6 @@ impl BootChecked<'_> {
         let mut found = [0];
         let _ = text.read(entry.site.wrapping_add(u64::from(offset)), &mut found);
         Err(Anomaly::new(entry.site, offset, What::Byte { expected, found: found[0] }))
-    }
-
-    /// Whether a function is as expected; what [`Self::verify_function`] says of one that is not.
-    #[inline]
-    fn is_function(&self, text: &impl Text, entry: &FunctionEntry, hash: u32, form: Form) -> bool {
-        if form == Form::FineIbt && hash != POISON {
-            return fineibt::is_landing_pad_at(text, entry.function, hash);
-        }
-        preamble::is_at(text, entry.function, self.tables.disp(), hash)
     }
 
     fn verify_function(

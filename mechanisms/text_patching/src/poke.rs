@@ -297,7 +297,7 @@ impl Change {
     }
 
     /// Makes the stores at `at`.
-    #[inline]
+    #[inline(always)]
     pub fn write(&self, at: u64, stores: [Store; 2], mut poke: impl FnMut(u64, &[u8])) {
         let bytes = self.new.to_le_bytes();
         for Store { offset, len } in stores {

@@ -45,8 +45,8 @@ fn word(site: u64, how: Return) -> Result<u64, Anomaly> {
     Ok(u64::from(JMP32) | u64::from(rel) << 8)
 }
 
-/// What turns the site from `from` to `to`, by the stores of [`order`]; one that is `to` already is
-/// left alone.
+/// What turns the site from `from` to `to`, by [`TO_PLAIN`] or [`TO_THUNK`]; one that is `to`
+/// already is left alone.
 ///
 /// # Errors
 /// When the site is neither.
@@ -59,19 +59,20 @@ pub fn change(text: &impl Text, site: u64, from: Return, to: Return) -> Result<C
     Ok(Change { old, new, len: SITE_LEN as u8 })
 }
 
-/// The stores that make a return `to`: what is executed next is whole after each of them.
-#[must_use]
-pub const fn order(to: Return) -> [Store; 2] {
-    let (head, rest) = (Store { offset: 0, len: 1 }, Store { offset: 1, len: 4 });
-    if matches!(to, Return::Plain) { [head, rest] } else { [rest, head] }
-}
+const HEAD: Store = Store { offset: 0, len: 1 };
+const REST: Store = Store { offset: 1, len: 4 };
+/// The stores that make a return plain: what is executed next is whole after each of them.
+pub const TO_PLAIN: [Store; 2] = [HEAD, REST];
+/// The stores that make a return go by a thunk.
+pub const TO_THUNK: [Store; 2] = [REST, HEAD];
 
 /// [`change`] as the derive step of a two-phase pass.
 ///
 /// # Errors
 /// When the site is neither.
 pub fn update(text: &impl Text, site: u64, from: Return, to: Return) -> Result<Patch, Anomaly> {
-    Ok(change(text, site, from, to)?.patch(site, order(to)))
+    let stores = if to == Return::Plain { TO_PLAIN } else { TO_THUNK };
+    Ok(change(text, site, from, to)?.patch(site, stores))
 }
 
 #[cold]
