@@ -104,17 +104,22 @@ impl ReadyList {
         into.len()
     }
 
-    /// Of ready items the first so many were told. Those, and the others, come back if they are to
-    /// be told again.
+    /// Of ready items the first so many were told. Those come back behind all others, if they are
+    /// to be told again, and the rest before them.
     fn put_back(&self, ready: &mut [Option<Arc<Item>>], told: usize) {
         let mut items = self.items.lock();
-        let is_listed = |item: &mut Arc<Item>| item.is_listed.swap(true, Ordering::SeqCst);
-        for (at, place) in ready.iter_mut().enumerate() {
-            let is_to_be =
-                |item: &mut Arc<Item>| (at >= told || item.is_told_again()) && !is_listed(item);
-            // Others are dropped when the lock is free.
-            if let Some(item) = place.take_if(is_to_be) {
+        let comes_back = |item: &mut Arc<Item>| !item.is_listed.swap(true, Ordering::SeqCst);
+        let (told, rest) = ready.split_at_mut(told);
+        // Others are dropped when the lock is free.
+        for place in told {
+            if let Some(item) = place.take_if(|item| item.is_told_again() && comes_back(item)) {
                 Item::enlist(item, &mut items);
+            }
+        }
+        for place in rest.iter_mut().rev() {
+            if let Some(item) = place.take_if(comes_back) {
+                let at = items.push_front(0, item);
+                Item::note_place(&items, at);
             }
         }
     }
@@ -175,6 +180,10 @@ impl Item {
     /// Goes to the end of the ready list, where there is room.
     fn enlist(item: Arc<Item>, list: &mut Lists<Arc<Item>, 1>) {
         let place = list.push_back(0, item);
+        Item::note_place(list, place);
+    }
+
+    fn note_place(list: &Lists<Arc<Item>, 1>, place: Place) {
         if let Some(item) = list.get(place) {
             item.listed_at.store(place.number(), Ordering::Relaxed);
         }
