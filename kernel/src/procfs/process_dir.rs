@@ -537,8 +537,7 @@ fn tasks(subject: Subject) -> Box<dyn Listing> {
 impl Listing for Tasks {
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
         let tid = parse_id(name).ok_or(Errno::ENOENT)?;
-        let is_own = |thread: &Arc<Thread>| Arc::ptr_eq(&thread.process, &self.0.process);
-        let thread = find_thread(tid).filter(is_own);
+        let thread = find_thread(tid).filter(|thread| self.0.process.threads.lock().has(thread));
         if thread.is_none() {
             // The first thread of a zombie is there as long as that is.
             let is_zombie = self.0.process.is_zombie.load(Ordering::Acquire);
