@@ -551,7 +551,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, visible_alias = "quick")]
     pub(crate) tiny: bool,
 
-    /// Only rows of bench growth or scale with this in their names. Example: --rows fork
+    /// Only rows of bench growth or scale with this in their names; of bench growth, with one of
+    /// several such words. Example: --rows fork,wait
     #[arg(long, value_name = "WORD")]
     pub(crate) rows: Option<String>,
 

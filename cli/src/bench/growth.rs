@@ -117,7 +117,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         machine: Machine::new(args, MEMORY_MIB, LIMIT)?,
         program: &program,
         words: &words,
-        boots: args.rows.as_ref().is_none_or(|rows| BOOT.contains(rows.as_str())),
+        boots: args.rows.as_ref().is_none_or(|rows| rows.split(',').any(|it| BOOT.contains(it))),
     };
     let linux = if args.no_linux { None } else { Some(linux::find(args.linux.as_deref())?) };
     let mut steps = Steps::of(bench.runs() * (1 + usize::from(linux.is_some())));

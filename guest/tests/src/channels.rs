@@ -16,7 +16,7 @@ tests!("channels":
     timers_of_the_past_are_due_at_once, timerfd_rules, epoll_level, epoll_edge, epoll_oneshot,
     epoll_exclusive_wakes, epoll_ctl_rules, epoll_nested, epoll_loop_is_refused,
     epoll_closed_fd_leaves, epoll_descriptor_of_two_files, epoll_many, epoll_between_threads,
-    epoll_data_is_kept,
+    epoll_data_is_kept, epoll_tells_what_it_can,
     epoll_pwait_mask, poll_events, poll_of_many,
     poll_timeout_and_bad, ppoll_mask, select_sets, select_of_many,
     select_rules,
@@ -664,4 +664,30 @@ fn poll_wakes_on_close() {
     });
     close(w);
     wait_code(child, 0);
+}
+
+/// Events that do not fit what may be written are told by the next wait; the first ones are told.
+fn epoll_tells_what_it_can() {
+    const EVENT: usize = 12;
+    let ep = ep_new();
+    let counters: Vec<i32> = (0..20).map(|_| sc!(SYS_eventfd2, 1, 0).fd()).collect();
+    for (data, &fd) in counters.iter().enumerate() {
+        ep_ctl(ep, EPOLL_CTL_ADD, fd, IN | if data < 10 { EPOLLONESHOT } else { 0 }, data as u64)
+            .is(0);
+    }
+    let private = MAP_PRIVATE | MAP_ANONYMOUS;
+    let pages = sc!(SYS_mmap, 0, 8192, PROT_READ | PROT_WRITE, private, -1i32, 0).must();
+    sc!(SYS_mprotect, pages + 4096, 4096, PROT_NONE).is(0);
+    let room = |events: usize| pages + 4096 - events * EVENT - EVENT / 2;
+    sc!(SYS_epoll_wait, ep, room(0), 20, 0).fails(EFAULT);
+    sc!(SYS_epoll_wait, ep, room(5), 20, 0).is(5);
+    // Five of those that are told once are left, and those that are told each time.
+    let mut left: Vec<u64> = ep_wait(ep, 64, 0).iter().map(|event| event.1).collect();
+    left.sort_unstable();
+    assert_eq!(left.len(), 15, "{left:?}");
+    assert!((10..20).all(|data| left.contains(&data)), "{left:?}");
+    let again: Vec<u64> = ep_wait(ep, 64, 0).iter().map(|event| event.1).collect();
+    assert_eq!(again.len(), 10, "{again:?}");
+    assert!(again.iter().all(|data| *data >= 10), "{again:?}");
+    sc!(SYS_munmap, pages, 8192).is(0);
 }

@@ -8,6 +8,7 @@ tests! { "datagrams":
     a_group_hears, who_is_no_member, errors_of_groups, sources_of_a_group, groups_by_number,
     groups_of_ipv6, sent_in_segments, own_options, corked, corked_by_a_flag, corked_in_vain,
     what_ends_a_send_first, what_is_counted, a_port_that_nobody_asked_for,
+    of_equals_the_last_hears, who_is_connected_hears, a_flow_stays_with_a_member,
 }
 
 const IP_MULTICAST_IF: i32 = 32;
@@ -534,4 +535,84 @@ fn a_port_that_nobody_asked_for() {
     }
     assert_eq!(name_of(fd, SYS_getsockname), (ANY, free));
     sc!(SYS_close, fd).is(0);
+}
+
+/// A socket with this option, bound to this address.
+fn bound_with(option: i32, ip: [u8; 4], port: u16) -> i32 {
+    let fd = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    set(fd, SOL_SOCKET, option, &1i32.to_ne_bytes()).is(0);
+    sc!(SYS_bind, fd, address(ip, port).as_ptr(), 16).is(0);
+    fd
+}
+
+/// A port that several sockets have (SO_REUSEADDR): one of them hears, the last that came, or who
+/// is bound to the very address.
+fn of_equals_the_last_hears() {
+    let first = bound_with(SO_REUSEADDR, ANY, 0);
+    let port = name_of(first, SYS_getsockname).1;
+    let others: Vec<i32> = (0..3).map(|_| bound_with(SO_REUSEADDR, ANY, port)).collect();
+    let last = others[2];
+    let (out, _) = bound(LO);
+    for _ in 0..4 {
+        send(out, b"x", LO, port).is(1);
+        assert_eq!(heard(last), Ok((b"x".to_vec(), LO)));
+    }
+    close(last);
+    send(out, b"y", LO, port).is(1);
+    assert_eq!(heard(others[1]), Ok((b"y".to_vec(), LO)));
+    let exact = bound_with(SO_REUSEADDR, LO, port);
+    let later = bound_with(SO_REUSEADDR, ANY, port);
+    send(out, b"z", LO, port).is(1);
+    assert_eq!(heard(exact), Ok((b"z".to_vec(), LO)));
+    assert!([first, others[0], others[1], later].into_iter().all(|fd| heard(fd) == Err(EAGAIN)));
+}
+
+/// A server with a socket for each peer: what a peer sends comes to its socket, all else to the
+/// one that is not connected, whoever came last (udp(7), connect(2)).
+fn who_is_connected_hears() {
+    for option in [SO_REUSEADDR, SO_REUSEPORT] {
+        let own = bound_with(option, ANY, 0);
+        let port = name_of(own, SYS_getsockname).1;
+        let ((peer, peer_port), (other, _)) = (bound(LO), bound(LO));
+        let its = bound_with(option, ANY, port);
+        sc!(SYS_connect, its, address(LO, peer_port).as_ptr(), 16).is(0);
+        let last = bound_with(option, ANY, port);
+        close(own);
+        for _ in 0..8 {
+            send(peer, b"mine", LO, port).is(4);
+            assert_eq!(heard(its), Ok((b"mine".to_vec(), LO)));
+            send(other, b"any", LO, port).is(3);
+            assert_eq!(heard(last), Ok((b"any".to_vec(), LO)));
+        }
+        // Whom it is connected to no more sends it nothing more.
+        sc!(SYS_connect, its, [0u8; 16].as_ptr(), 16).is(0);
+        close(last);
+        send(other, b"any", LO, port).is(3);
+        assert_eq!(heard(its), Ok((b"any".to_vec(), LO)));
+    }
+}
+
+/// A group (SO_REUSEPORT): what one sender sends comes to the same member each time, and not all
+/// senders to the same.
+fn a_flow_stays_with_a_member() {
+    let first = bound_with(SO_REUSEPORT, LO, 0);
+    let port = name_of(first, SYS_getsockname).1;
+    let mut group = vec![first];
+    group.extend((0..7).map(|_| bound_with(SO_REUSEPORT, LO, port)));
+    let whose = |out: i32| {
+        send(out, b"x", LO, port).is(1);
+        let has: Vec<usize> = (0..group.len()).filter(|&at| heard(group[at]).is_ok()).collect();
+        assert_eq!(has.len(), 1, "one has it");
+        has[0]
+    };
+    let mut counts = [0; 8];
+    for _ in 0..64 {
+        let (out, _) = bound(LO);
+        let member = whose(out);
+        counts[member] += 1;
+        assert!((0..4).all(|_| whose(out) == member), "a flow moved");
+        close(out);
+    }
+    // Sixty-four that choose among eight at random leave more than three out once in 10^8 times.
+    assert!(counts.iter().filter(|&&count| count > 0).count() >= 5, "{counts:?}");
 }

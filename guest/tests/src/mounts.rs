@@ -7,7 +7,7 @@ use crate::{sc, tests};
 
 tests!("mounts":
     attributes, attributes_below, attributes_refused, mounted_in_steps, steps_in_wrong_order,
-    picked_and_changed, trees_are_copied, statmount_tells, listmount_lists,
+    picked_and_changed, trees_are_copied, statmount_tells, listmount_lists, bound_with_all_below,
 );
 
 const AT_RECURSIVE: i32 = 0x8000;
@@ -416,5 +416,40 @@ fn listmount_lists() {
     assert_eq!(listmount(top + 1000, 0, 256, 0), Err(ENOENT));
     assert_eq!(listmount(top, 0, 1 << 21, 0), Err(EOVERFLOW));
     assert_eq!(listmount(top, 0, 256, 2), Err(EINVAL));
+    unmounted(&d);
+}
+
+/// A bind mount with all that is mounted below (MS_BIND and MS_REC): also what was mounted before
+/// what it lies in now, and nothing beside what is bound; the copy may lie in what it shows.
+fn bound_with_all_below() {
+    let d = dir();
+    mounted(&d);
+    let place = |name: &str| format!("{d}/{name}");
+    for name in ["early", "top", "copy"] {
+        std::fs::create_dir(place(name)).unwrap();
+    }
+    fresh(&place("early"));
+    std::fs::write(place("early/file"), "early").unwrap();
+    fresh(&place("top"));
+    for name in ["top/part", "top/part/below", "top/beside", "top/part/copy"] {
+        std::fs::create_dir(place(name)).unwrap();
+    }
+    let (early, below) = (c(&place("early")), c(&place("top/part/below")));
+    sc!(SYS_mount, early.as_ptr(), below.as_ptr(), 0, MS_MOVE, 0).is(0);
+    fresh(&place("top/beside"));
+    let bind = |from: &str, to: &str| {
+        let (from, to) = (c(&place(from)), c(&place(to)));
+        sc!(SYS_mount, from.as_ptr(), to.as_ptr(), 0, MS_BIND | MS_REC, 0).is(0);
+    };
+    let mounts = || std::fs::read_to_string("/proc/self/mounts").unwrap().lines().count();
+    let before = mounts();
+    bind("top/part", "copy");
+    assert_eq!(mounts(), before + 2);
+    assert_eq!(std::fs::read_to_string(place("copy/below/file")).unwrap(), "early");
+    bind("top/part", "top/part/copy");
+    assert_eq!(mounts(), before + 4);
+    assert_eq!(std::fs::read_to_string(place("top/part/copy/below/file")).unwrap(), "early");
+    assert!(!std::path::Path::new(&place("top/part/copy/copy/below/file")).exists());
+    unmounted(&place("copy"));
     unmounted(&d);
 }

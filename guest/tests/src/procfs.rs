@@ -14,7 +14,7 @@ tests!("procfs":
     threads_have_the_same_files, children_of_threads, descriptor_info, mounts_tell_of_changes,
     a_zombie_has_a_thread,
     writes_of_settings_do_not_move, ends_of_text, an_expired_timer,
-    owners_are_taken, tables_of_devices,
+    owners_are_taken, tables_of_devices, lists_come_by_pieces,
 );
 
 /// What comes of an attempt to open a file of another process and read it.
@@ -663,5 +663,65 @@ fn tables_of_devices() {
     }
     for line in lines("diskstats") {
         assert!(line.split_whitespace().count() >= 14, "{line}");
+    }
+}
+
+/// Descriptors and threads are listed a few at a time: all of them, each once, in order, also where
+/// some in the middle are gone.
+fn lists_come_by_pieces() {
+    let listed = |path: &str| {
+        let dir = open(path, O_RDONLY | O_DIRECTORY).fd();
+        let (mut names, mut buf) = (Vec::<u32>::new(), [0u8; 120]);
+        loop {
+            let got = sc!(SYS_getdents64, dir, buf.as_mut_ptr(), buf.len()).must();
+            let mut rest = &buf[..got];
+            while let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, a, b, ..] = *rest {
+                let (entry, others) = rest.split_at(u16::from_le_bytes([a, b]).into());
+                let name = entry[19..].split(|&byte| byte == 0).next().unwrap();
+                names.extend(std::str::from_utf8(name).unwrap().parse::<u32>().ok());
+                rest = others;
+            }
+            if got == 0 {
+                close(dir);
+                return names;
+            }
+        }
+    };
+    let fds: Vec<i32> = (0..60).map(|_| sc!(SYS_dup, 1).fd()).collect();
+    fds.iter().step_by(3).for_each(|&fd| close(fd));
+    let found = listed("/proc/self/fd");
+    assert!(found.is_sorted_by(|a, b| a < b), "{found:?}");
+    for (at, &fd) in fds.iter().enumerate() {
+        // The one for the list itself takes a free place, too.
+        let is_open = at % 3 != 0 || at == 0;
+        assert_eq!(found.contains(&(fd as u32)), is_open, "{fd} in {found:?}");
+    }
+    fds.iter().enumerate().filter(|(at, _)| at % 3 != 0).for_each(|(_, &fd)| close(fd));
+    let gates: Vec<_> = (0..40).map(|_| std::sync::mpsc::channel::<()>()).collect();
+    let (tell, told) = std::sync::mpsc::channel();
+    let mut threads = Vec::new();
+    for (gate, wait) in gates {
+        let tell = tell.clone();
+        let thread = std::thread::spawn(move || {
+            tell.send(tid()).unwrap();
+            let _ = wait.recv();
+        });
+        threads.push((Some(gate), Some(thread), told.recv().unwrap()));
+    }
+    for (gate, thread, _) in threads.iter_mut().skip(5).step_by(4) {
+        drop(gate.take());
+        thread.take().unwrap().join().unwrap();
+    }
+    let living = || threads.iter().filter(|one| one.1.is_some()).map(|one| one.2 as u32);
+    let wanted: Vec<u32> = std::iter::once(tid() as u32).chain(living()).collect();
+    until(|| {
+        let found = listed("/proc/self/task");
+        assert!(found.is_sorted_by(|a, b| a < b), "{found:?}");
+        // A thread that was joined may be there for a moment.
+        found.len() >= wanted.len() && wanted.iter().all(|id| found.contains(id))
+    });
+    for (gate, thread, _) in threads {
+        drop(gate);
+        thread.into_iter().for_each(|thread| thread.join().unwrap());
     }
 }

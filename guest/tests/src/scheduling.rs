@@ -15,6 +15,7 @@ tests!("scheduling":
     woken_beside_spinners, moved_beside_spinners, reniced_beside_spinners, forked_beside_spinners,
     wake_up_burst, spinning_barrier, yielding_barrier, nice_shares, real_time_first,
     real_time_leaves_a_rest, policy_changes_in_every_state, round_robin_interval,
+    a_group_is_made_nicer,
 );
 
 /// Spinning processes on one CPU.
@@ -450,5 +451,40 @@ fn round_robin_interval() {
         sc!(SYS_sched_setscheduler, 0, SCHED_FIFO, &raw const priority).is(0);
         sc!(SYS_sched_rr_get_interval, 0, time.as_mut_ptr()).is(0);
         assert_eq!(time, [0, 0]);
+    });
+}
+
+/// setpriority(2) of a group: each member that may be changed is, also where another is not, which
+/// is told.
+fn a_group_is_made_nicer() {
+    in_child(|| {
+        sc!(SYS_setpgid, 0, 0).is(0);
+        let (r, w) = pipe();
+        let member = |as_user: bool| {
+            fork(|| {
+                close(w);
+                if as_user {
+                    become_user();
+                }
+                // Until the pipe's other ends are closed.
+                sc!(SYS_read, r, [0u8; 1].as_mut_ptr(), 1).is(0);
+                0
+            })
+        };
+        let (mine, others, mine_too) = (member(true), member(false), member(true));
+        let nice = |pid: i32| 20 - sc!(SYS_getpriority, PRIO_PROCESS, pid).must() as i32;
+        let before = nice(others);
+        // They are that user's when they say so.
+        let is_users = |pid: i32| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            status.contains("\nUid:\t1234\t1234\t1234\t1234")
+        };
+        until(|| is_users(mine) && is_users(mine_too));
+        become_user();
+        sc!(SYS_setpriority, PRIO_PGRP, 0, before + 5).fails(EPERM);
+        assert_eq!([nice(mine), nice(others), nice(mine_too)], [before + 5, before, before + 5]);
+        assert_eq!(nice(0), before + 5);
+        close(w);
+        [mine, others, mine_too].into_iter().for_each(|pid| wait_code(pid, 0));
     });
 }

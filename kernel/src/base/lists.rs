@@ -100,9 +100,33 @@ impl<T, const N: usize> Lists<T, N> {
     /// Puts a member at the end of a list.
     pub fn push_back(&mut self, list: usize, value: T) -> Place {
         let before = self.ends[list].last;
-        let slot = Slot { value: Some(value), before, after: Place::NONE };
+        let place = self.fill(Slot { value: Some(value), before, after: Place::NONE });
+        self.ends[list].last = place;
+        match self.slots.get_mut(before.0 as usize) {
+            Some(before) => before.after = place,
+            None => self.ends[list].first = place,
+        }
+        self.len += 1;
+        place
+    }
+
+    /// Puts a member before all others of a list.
+    pub fn push_front(&mut self, list: usize, value: T) -> Place {
+        let after = self.ends[list].first;
+        let place = self.fill(Slot { value: Some(value), before: Place::NONE, after });
+        self.ends[list].first = place;
+        match self.slots.get_mut(after.0 as usize) {
+            Some(after) => after.before = place,
+            None => self.ends[list].last = place,
+        }
+        self.len += 1;
+        place
+    }
+
+    #[inline]
+    fn fill(&mut self, slot: Slot<T>) -> Place {
         let place = self.free;
-        let place = if let Some(free) = self.slots.get_mut(place.0 as usize) {
+        if let Some(free) = self.slots.get_mut(place.0 as usize) {
             self.free = free.after;
             *free = slot;
             place
@@ -111,14 +135,7 @@ impl<T, const N: usize> Lists<T, N> {
             let place = Place(self.slots.len() as u32);
             self.slots.push(slot);
             place
-        };
-        self.ends[list].last = place;
-        match self.slots.get_mut(before.0 as usize) {
-            Some(before) => before.after = place,
-            None => self.ends[list].first = place,
         }
-        self.len += 1;
-        place
     }
 
     /// Takes a member out of the list that it is on. None if nobody is there.
@@ -145,6 +162,11 @@ impl<T, const N: usize> Lists<T, N> {
         if self.len == 0 && self.slots.capacity() > KEPT {
             *self = Self::new();
         }
+    }
+
+    /// The member that is there.
+    pub fn get(&self, place: Place) -> Option<&T> {
+        self.slots.get(place.0 as usize)?.value.as_ref()
     }
 
     /// Takes out the first member of a list.

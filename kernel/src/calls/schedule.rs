@@ -74,15 +74,24 @@ impl Target {
 /// Whether the caller may change how `target` is scheduled.
 fn check_permission(target: &Target) -> Result<Subject> {
     let own = current().subject();
-    let other = target.credentials();
+    check_user(&own, &target.credentials())?;
+    Ok(own)
+}
+
+/// EPERM for a thread of another user, who may not be told how it is scheduled.
+fn check_user(own: &Subject, other: &Credentials) -> Result<()> {
     let same_user = own.euid == other.euid || own.euid == other.uid;
-    if same_user || own.capable(Capability::SysNice) { Ok(own) } else { Err(Errno::EPERM) }
+    if same_user || own.capable(Capability::SysNice) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// EPERM for a thread with more capabilities than the caller, who may not set anybody's priority.
 /// Those of a process may differ, which policies are not told.
 fn check_not_above(own: &Subject, target: &Target) -> Result<()> {
-    let is_less = target.credentials().permitted & !own.permitted == 0;
+    check_has_no_more(own, &target.credentials())
+}
+
+fn check_has_no_more(own: &Subject, other: &Credentials) -> Result<()> {
+    let is_less = other.permitted & !own.permitted == 0;
     if is_less || own.capable(Capability::SysNice) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
@@ -173,7 +182,7 @@ fn set_policy(target: &Target, policy: u32, priority: i32, nice: Option<i32>) ->
     check_not_above(&own, target)?;
     hooks::task_setscheduler((&own, target.process()))?;
     if let Some(nice) = nice {
-        set_nice(target, nice)?;
+        set_nice(&own, target, nice)?;
     }
     target.change(|entity| {
         entity.policy = policy;
@@ -349,11 +358,12 @@ fn targets(which: u32, who: u32) -> Result<Vec<Target>> {
     let own = &current().process;
     let of = |processes: Vec<Arc<Process>>| -> Vec<Target> {
         let mut targets = Vec::new();
+        targets.reserve(processes.len());
         for process in processes {
-            let threads = process.threads.lock().to_vec();
-            match threads.is_empty() {
-                true => targets.push(Target::Zombie(process)),
-                false => targets.extend(threads.into_iter().map(Target::Thread)),
+            let before = targets.len();
+            targets.extend(process.threads.lock().iter().cloned().map(Target::Thread));
+            if targets.len() == before {
+                targets.push(Target::Zombie(process));
             }
         }
         targets
@@ -383,26 +393,36 @@ pub fn getpriority(which: u32, who: u32) -> Result<u64> {
     Ok((20 - best) as u64)
 }
 
-fn set_nice(target: &Target, nice: i32) -> Result<()> {
-    let own = check_permission(target)?;
+fn set_nice(own: &Subject, target: &Target, nice: i32) -> Result<()> {
+    let other = target.credentials();
+    check_user(own, &other)?;
     let old = target.ask(|entity| entity.nice);
-    let limit = target.process().limit(Resource::Nice);
-    if nice < old && nice_limit(nice) > limit && !own.capable(Capability::SysNice) {
+    let may_rise = || {
+        let limit = target.process().limit(Resource::Nice);
+        nice_limit(nice) <= limit || own.capable(Capability::SysNice)
+    };
+    if nice < old && !may_rise() {
         return Err(Errno::EACCES);
     }
-    check_not_above(&own, target)?;
-    hooks::task_setnice((&own, target.process(), nice))?;
-    target.change(|entity| entity.nice = nice);
+    check_has_no_more(own, &other)?;
+    hooks::task_setnice((own, target.process(), nice))?;
+    if nice != old {
+        target.change(|entity| entity.nice = nice);
+    }
     Ok(())
 }
 
-/// setpriority(2).
+/// setpriority(2): of several threads each that may be changed is, and the last refusal is told.
 pub fn setpriority(which: u32, who: u32, priority: i32) -> Result<u64> {
     let nice = priority.clamp(-20, 19);
-    for thread in targets(which, who)? {
-        set_nice(&thread, nice)?;
+    let own = current().subject();
+    let mut told = Ok(0);
+    for target in targets(which, who)? {
+        if let Err(refusal) = set_nice(&own, &target, nice) {
+            told = Err(refusal);
+        }
     }
-    Ok(0)
+    told
 }
 
 /// Classes of I/O priorities (ioprio_set(2)), as they stand in one.

@@ -195,12 +195,12 @@ pub fn flistxattr(fd: u64, buffer: u64, size: u64) -> Result<u64> {
 fn list(at: &Location, buffer: u64, size: u64) -> Result<u64> {
     let admin = current().subject().capable(Capability::SysAdmin);
     hooks::inode_listxattr((at.inode().as_ref(),))?;
-    let mut names = Vec::new();
-    for name in at.inode().list_xattr()? {
-        if admin || !name.starts_with(b"trusted.") {
-            names.extend_from_slice(&name);
-            names.push(0);
-        }
+    let mut names = at.inode().list_xattr()?;
+    if !admin {
+        let all = core::mem::take(&mut names);
+        let shown = all.split_inclusive(|&byte| byte == 0);
+        let shown = shown.filter(|name| !name.starts_with(b"trusted."));
+        shown.for_each(|name| names.extend_from_slice(name));
     }
     if names.len() > SIZE_MAX {
         return Err(Errno::E2BIG);

@@ -11,6 +11,7 @@ pub mod overlay;
 pub mod pseudo;
 pub mod tmpfs;
 pub mod virtiofs;
+mod xattrs;
 
 use abi::Errno;
 

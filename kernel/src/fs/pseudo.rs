@@ -37,14 +37,14 @@ const PIECE: usize = 32;
 /// The eight hexadecimal digits of a word, all at once: each half byte in a byte of its own, and
 /// then to each `'0'`, and to those above 9 the way from there to `'a'`.
 #[inline]
-fn hex_digits(word: u32) -> [u8; 8] {
+fn hex_digits(word: u32, ten: u8) -> [u8; 8] {
     const ONES: u64 = 0x0101_0101_0101_0101;
     let mut spread = u64::from(word);
     spread = (spread | spread << 16) & 0x0000_ffff_0000_ffff;
     spread = (spread | spread << 8) & 0x00ff_00ff_00ff_00ff;
     spread = (spread | spread << 4) & 0x0f0f_0f0f_0f0f_0f0f;
     let letters = (spread + 6 * ONES) >> 4 & ONES;
-    let to_letter = u64::from(b'a' - b'9' - 1);
+    let to_letter = u64::from(ten - b'9' - 1);
     (spread + u64::from(b'0') * ONES + letters * to_letter).to_be_bytes()
 }
 
@@ -140,10 +140,19 @@ impl Text {
 
     /// Appends a number in hexadecimal, with zeros before it where it is shorter than `width`.
     pub fn hex(&mut self, value: u64, width: usize) {
+        self.hexadecimal(value, width, b'a');
+    }
+
+    /// The same in capitals.
+    pub fn hex_capitals(&mut self, value: u64, width: usize) {
+        self.hexadecimal(value, width, b'A');
+    }
+
+    fn hexadecimal(&mut self, value: u64, width: usize, ten: u8) {
         let needed = (16 - value.leading_zeros() as usize / 4).max(width.clamp(1, 16));
         let mut piece = [0; PIECE + TAIL_MAX];
-        piece[TAIL_MAX - 16..TAIL_MAX - 8].copy_from_slice(&hex_digits((value >> 32) as u32));
-        piece[TAIL_MAX - 8..TAIL_MAX].copy_from_slice(&hex_digits(value as u32));
+        piece[TAIL_MAX - 16..TAIL_MAX - 8].copy_from_slice(&hex_digits((value >> 32) as u32, ten));
+        piece[TAIL_MAX - 8..TAIL_MAX].copy_from_slice(&hex_digits(value as u32, ten));
         self.tail(&piece, needed);
     }
 

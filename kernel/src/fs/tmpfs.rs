@@ -24,6 +24,7 @@ use crate::base::io::{Sink, Source};
 use crate::base::names::{NameMap, Named};
 use crate::base::sync::Mutex;
 use crate::drivers::chrdev;
+use crate::fs::xattrs::Xattrs;
 use crate::page_cache::huge::HugeFiles;
 use crate::page_cache::{Keeper, PageCache};
 use crate::vfs::attributes::{Attributes, now_ns};
@@ -36,8 +37,6 @@ const PAGE: u64 = 4096;
 const DAY_NS: i64 = 86_400 * 1_000_000_000;
 /// What a directory entry counts for in the size of a directory.
 const ENTRY_SIZE: u64 = 20;
-/// Most bytes of extended attributes of one object.
-const XATTR_TOTAL_MAX: usize = 128 * 1024;
 
 /// Limits of one file system.
 #[derive(Clone, Copy, Debug)]
@@ -224,8 +223,6 @@ pub struct TmpInode {
     content: Content,
 }
 
-type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
-
 enum Content {
     Directory(SpinLock<Directory>),
     Regular(Regular),
@@ -310,7 +307,7 @@ impl TmpInode {
             file_type: new.file_type,
             rdev: new.rdev,
             attributes: SpinLock::new(Attributes::new(new.mode, (new.uid, new.gid), links)),
-            xattrs: SpinLock::new(BTreeMap::new()),
+            xattrs: SpinLock::new(Xattrs::default()),
             state: InodeState::default(),
             content,
         })
@@ -756,36 +753,23 @@ impl Inode for TmpInode {
     }
 
     fn get_xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
-        self.xattrs.lock().get(name).cloned().ok_or(Errno::ENODATA)
+        self.xattrs.lock().get(name)
     }
 
     fn set_xattr(&self, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
-        let old = {
-            let mut xattrs = self.xattrs.lock();
-            let exists = xattrs.contains_key(name);
-            if flags & raw::XATTR_CREATE != 0 && exists {
-                return Err(Errno::EEXIST);
-            }
-            if flags & raw::XATTR_REPLACE != 0 && !exists {
-                return Err(Errno::ENODATA);
-            }
-            let total: usize = xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
-            if total + name.len() + value.len() > XATTR_TOTAL_MAX {
-                return Err(Errno::ENOSPC);
-            }
-            xattrs.insert(name.to_vec(), value.to_vec())
-        };
+        let old = self.xattrs.lock().set(name, value, flags)?;
         drop(old);
         self.attributes.lock().ctime_ns = now_ns();
         Ok(())
     }
 
-    fn list_xattr(&self) -> Result<Vec<Vec<u8>>> {
-        Ok(self.xattrs.lock().keys().cloned().collect())
+    fn list_xattr(&self) -> Result<Vec<u8>> {
+        Ok(self.xattrs.lock().names())
     }
 
     fn remove_xattr(&self, name: &[u8]) -> Result<()> {
-        self.xattrs.lock().remove(name).ok_or(Errno::ENODATA)?;
+        let old = self.xattrs.lock().remove(name)?;
+        drop(old);
         self.attributes.lock().ctime_ns = now_ns();
         Ok(())
     }

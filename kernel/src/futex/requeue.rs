@@ -1,11 +1,10 @@
 //! FUTEX_REQUEUE, FUTEX_CMP_REQUEUE, FUTEX_WAKE_OP: two words at once.
 
-use alloc::collections::VecDeque;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
-use super::{Bucket, Pair, QueuedFutex, TABLE, bucket_of, key_of, wake_in};
+use super::{Bucket, Pair, TABLE, bucket_of, key_of, wake_in};
 use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
 use crate::process::current;
@@ -81,29 +80,30 @@ fn move_entries(
     to: FutexKey,
     moves: usize,
 ) -> Result<u64> {
-    let mut moved: VecDeque<QueuedFutex> = VecDeque::new();
+    let index = bucket_of(to);
+    let mut count = 0;
+    // Of one bucket those that were moved are behind all others: nobody is moved twice.
+    let mut left = first.len();
     let mut at = 0;
-    while at < first.len() && moved.len() < moves {
+    let mut second = second;
+    while left > 0 && count < moves {
+        left -= 1;
         let entry = &first[at];
         let stays = entry.is_pi || entry.is_one_of_many || entry.goes_to.is_some();
         if entry.key != from || stays {
             at += 1;
             continue;
         }
-        if moved.try_reserve(1).is_err() {
+        if second.as_mut().is_some_and(|second| second.try_reserve(1).is_err()) {
             break;
         }
-        moved.extend(first.remove(at));
-    }
-    let count = moved.len() as u64;
-    let target = second.unwrap_or(first);
-    let index = bucket_of(to);
-    for mut entry in moved {
+        let Some(mut entry) = first.remove(at) else { break };
         entry.key = to;
         entry.waiter.bucket.store(index, Ordering::SeqCst);
-        target.push_back(entry);
+        second.as_deref_mut().unwrap_or(first).push_back(entry);
+        count += 1;
     }
-    Ok(count)
+    Ok(count as u64)
 }
 
 /// Changes the second word, wakes waiters of the first, and waiters of the second if its old value

@@ -138,8 +138,16 @@ impl UdpSocket {
 
     /// Whether a datagram from `from` is for this socket.
     fn takes_from(&self, from: SocketAddr) -> bool {
+        self.is_peer(from).is_some()
+    }
+
+    /// The same: whether it is connected to that address, or to none.
+    fn is_peer(&self, from: SocketAddr) -> Option<bool> {
         let is_port = |port| [0, from.port()].contains(&port);
-        self.peer.lock().is_none_or(|peer| peer.ip() == from.ip() && is_port(peer.port()))
+        match *self.peer.lock() {
+            None => Some(false),
+            Some(peer) => (peer.ip() == from.ip() && is_port(peer.port())).then_some(true),
+        }
     }
 
     /// Whom an address of a send or connect names; None if that is nobody in particular. A socket
@@ -321,7 +329,8 @@ impl UdpSocket {
             sending.send_to_group(source, self.ports())
         } else if is_broadcast(to.ip()) {
             sending.send_to_all(source, self.ports())
-        } else if let Some(target) = self.ports().find(to, |socket| socket.takes_from(sending.from))
+        } else if let Some(target) =
+            self.ports().find(sending.from, to, |socket| socket.is_peer(sending.from))
         {
             match usize::from(sending.segment) {
                 segment if segment != 0 && len > segment => sending.in_segments(source, &target),
@@ -523,6 +532,9 @@ impl Socket for UdpSocket {
         let to = self.reachable(to)?;
         self.check_version(to)?;
         *self.peer.lock() = Some(to);
+        if let Some(own) = self.bound() {
+            self.ports().note_connected(own.port());
+        }
         Ok(())
     }
 

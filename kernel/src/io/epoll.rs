@@ -52,6 +52,9 @@ pub struct Event {
     data: u64,
 }
 
+/// Items that are asked between two looks at the list.
+const BATCH: usize = 8;
+
 /// Flags beside the poll mask.
 const FLAGS: u32 = raw::EPOLLET | raw::EPOLLONESHOT | EPOLLWAKEUP | raw::EPOLLEXCLUSIVE;
 const EPOLLWAKEUP: u32 = 1 << 29;
@@ -79,7 +82,7 @@ impl ReadyList {
     /// Puts the item on the list unless it is there. Its place has been reserved.
     fn push(&self, item: &Arc<Item>) {
         if !item.is_listed.swap(true, Ordering::SeqCst) {
-            item.enlist(&mut self.items.lock());
+            Item::enlist(item.clone(), &mut self.items.lock());
         }
     }
 
@@ -88,6 +91,37 @@ impl ReadyList {
         let item = items.pop_front(0)?;
         item.listed_at.store(Place::NONE.number(), Ordering::Relaxed);
         Some(item)
+    }
+
+    /// Takes as many as there is room for, and there are.
+    fn pop_some(&self, into: &mut [Option<Arc<Item>>]) -> usize {
+        let mut items = self.items.lock();
+        for (at, room) in into.iter_mut().enumerate() {
+            let Some(item) = items.pop_front(0) else { return at };
+            item.listed_at.store(Place::NONE.number(), Ordering::Relaxed);
+            *room = Some(item);
+        }
+        into.len()
+    }
+
+    /// Of ready items the first so many were told. Those come back behind all others, if they are
+    /// to be told again, and the rest before them.
+    fn put_back(&self, ready: &mut [Option<Arc<Item>>], told: usize) {
+        let mut items = self.items.lock();
+        let comes_back = |item: &mut Arc<Item>| !item.is_listed.swap(true, Ordering::SeqCst);
+        let (told, rest) = ready.split_at_mut(told);
+        // Others are dropped when the lock is free.
+        for place in told {
+            if let Some(item) = place.take_if(|item| item.is_told_again() && comes_back(item)) {
+                Item::enlist(item, &mut items);
+            }
+        }
+        for place in rest.iter_mut().rev() {
+            if let Some(item) = place.take_if(comes_back) {
+                let at = items.push_front(0, item);
+                Item::note_place(&items, at);
+            }
+        }
     }
 
     /// Takes an item off the list, if it is there by now.
@@ -131,10 +165,28 @@ impl Item {
         }
     }
 
+    /// After an event was told: whether the next wait is to look at it again.
+    fn is_told_again(&self) -> bool {
+        let mask = self.mask.load(Ordering::SeqCst);
+        if mask & raw::EPOLLONESHOT != 0 {
+            // Only if nobody has re-armed it meanwhile.
+            let off = mask & FLAGS;
+            let _ = self.mask.compare_exchange(mask, off, Ordering::SeqCst, Ordering::SeqCst);
+            return false;
+        }
+        mask & raw::EPOLLET == 0
+    }
+
     /// Goes to the end of the ready list, where there is room.
-    fn enlist(self: &Arc<Item>, list: &mut Lists<Arc<Item>, 1>) {
-        let place = list.push_back(0, self.clone());
-        self.listed_at.store(place.number(), Ordering::Relaxed);
+    fn enlist(item: Arc<Item>, list: &mut Lists<Arc<Item>, 1>) {
+        let place = list.push_back(0, item);
+        Item::note_place(list, place);
+    }
+
+    fn note_place(list: &Lists<Arc<Item>, 1>, place: Place) {
+        if let Some(item) = list.get(place) {
+            item.listed_at.store(place.number(), Ordering::Relaxed);
+        }
     }
 
     /// Leaves the file's queues. Afterwards nothing but the ready list may hold the item.
@@ -195,6 +247,14 @@ impl FileWatcher for Item {
         self.detach();
         self.list.is_stale.store(true, Ordering::SeqCst);
         WATCHES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Writes events where a program wants them; how many it could be given.
+fn write_events(to: UserPtr<Event>, events: &[Event]) -> usize {
+    match to.write_many(events) {
+        Ok(()) => events.len(),
+        Err(_) => (0..events.len()).take_while(|&at| to.nth(at).write(&events[at]).is_ok()).count(),
     }
 }
 
@@ -285,7 +345,7 @@ impl Epoll {
             let mut list = self.list.items.lock();
             if larger.capacity() >= list.len() * 2 {
                 while let Some(item) = list.pop_front(0) {
-                    item.enlist(&mut larger);
+                    Item::enlist(item, &mut larger);
                 }
                 core::mem::swap(&mut *list, &mut larger);
             }
@@ -337,37 +397,38 @@ impl Epoll {
         let mut found = 0;
         // Each item on the list now is looked at once; those that come back wait for the next call.
         let mut left = self.list.len();
-        while found < max && left > 0 {
-            left -= 1;
-            let Some(item) = self.list.pop() else { break };
-            item.is_listed.store(false, Ordering::SeqCst);
-            let ready = item.ask(&mut PollTable::ask());
-            if ready == 0 {
-                continue;
+        let mut result = Ok(());
+        let mut nowhere = PollTable::ask();
+        while found < max && left > 0 && result.is_ok() {
+            let mut batch = [const { None }; BATCH];
+            let taken = self.list.pop_some(&mut batch[..BATCH.min(left).min(max - found)]);
+            if taken == 0 {
+                break;
             }
-            let event = Event { events: ready, data: item.data.load(Ordering::SeqCst) };
-            if let Err(error) = to.nth(found).write(&event) {
-                self.list.push(&item);
-                return if found > 0 { Ok(found as u64) } else { Err(error) };
+            left -= taken;
+            let mut told = [Event { events: 0, data: 0 }; BATCH];
+            let mut count = 0;
+            for at in 0..taken {
+                let Some(item) = &batch[at] else { continue };
+                item.is_listed.store(false, Ordering::SeqCst);
+                let events = item.ask(&mut nowhere);
+                if events != 0 {
+                    told[count] = Event { events, data: item.data.load(Ordering::SeqCst) };
+                    batch.swap(at, count);
+                    count += 1;
+                }
             }
-            found += 1;
-            let mask = item.mask.load(Ordering::SeqCst);
-            if mask & raw::EPOLLONESHOT != 0 {
-                // Only if nobody has re-armed it meanwhile.
-                let _ = item.mask.compare_exchange(
-                    mask,
-                    mask & FLAGS,
-                    Ordering::SeqCst,
-                    Ordering::SeqCst,
-                );
-            } else if mask & raw::EPOLLET == 0 {
-                self.list.push(&item);
+            let written = write_events(to.nth(found), &told[..count]);
+            self.list.put_back(&mut batch[..count], written);
+            found += written;
+            if written < count {
+                result = Err(Errno::EFAULT);
             }
         }
         if self.list.len() > 0 {
             self.list.queue.wake_one(events::READABLE);
         }
-        Ok(found as u64)
+        if found > 0 { Ok(found as u64) } else { result.map(|()| 0) }
     }
 
     fn wait(&self, to: UserPtr<Event>, max: usize, deadline: Option<Deadline>) -> Result<u64> {

@@ -170,6 +170,8 @@ pub fn msync(address: u64, length: u64, flags: u32) -> Result<u64> {
         inner.check_mapped(start, end, |_, vma| {
             if let Backing::File { cache, .. } = &vma.backing
                 && vma.shared
+                && synchronous
+                && !cache.is_only_memory()
             {
                 caches.push(cache.clone());
             }
@@ -177,10 +179,8 @@ pub fn msync(address: u64, length: u64, flags: u32) -> Result<u64> {
         })?;
         Ok::<_, Errno>(caches)
     })?;
-    if synchronous {
-        for cache in caches {
-            cache.write_back()?;
-        }
+    for cache in caches {
+        cache.write_back()?;
     }
     Ok(0)
 }

@@ -48,6 +48,8 @@ pub const PAGE: u64 = PAGE_SIZE as u64;
 pub const MMAP_MIN: u64 = 65536;
 /// Most areas of one address space (vm.max_map_count).
 pub const MAX_MAP_COUNT: usize = 65530;
+/// Shared pages of a file that fork copies the way to: for so few that costs less than a fault.
+const SHARED_AT_FORK: u64 = 16;
 
 /// Layout of the special areas of a program, for procfs and prctl.
 #[derive(Clone, Copy, Debug, Default)]
@@ -167,8 +169,7 @@ impl Mm {
                 copy.own_huge_pages();
                 let (end, private) = (vma.end, !vma.shared);
                 inner.vmas.insert(start, copy);
-                // Shared huge pages come by faults: they are few.
-                if vma.flags.contains(VmaFlags::WIPE_ON_FORK) || vma.is_hugetlb() && vma.shared {
+                if vma.flags.contains(VmaFlags::WIPE_ON_FORK) || comes_by_faults(start, vma) {
                     continue;
                 }
                 parent
@@ -369,4 +370,12 @@ impl MmInner {
             from = at + 1;
         }
     }
+}
+
+/// Whether a child finds the shared pages of an area by faults: what the file has they find there,
+/// and huge ones are few.
+fn comes_by_faults(start: u64, vma: &Vma) -> bool {
+    let is_file = matches!(vma.backing, Backing::File { .. });
+    let is_large = vma.end - start > SHARED_AT_FORK * PAGE;
+    vma.shared && (vma.is_hugetlb() || is_file && is_large)
 }

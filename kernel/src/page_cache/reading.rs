@@ -218,16 +218,18 @@ impl PageCache {
         let mut failed = Vec::new();
         {
             let mut pages = self.pages.lock();
-            for (at, frame) in (first..).zip(frames) {
-                let is_own = |page: &&mut Page| {
-                    page.state == PageState::Reading && page.frame.phys() == frame.phys()
-                };
-                let Some(page) = pages.single.get_mut(&at).filter(is_own) else { continue };
-                if is_read {
-                    page.state = PageState::UpToDate;
-                } else {
-                    failed.extend(pages.single.remove(&at));
-                }
+            let places = first..first + frames.len() as u64;
+            let is_own = |at: u64, page: &Page| {
+                let frame = &frames[(at - first) as usize];
+                page.state == PageState::Reading && page.frame.phys() == frame.phys()
+            };
+            if is_read {
+                let all = pages.single.range_mut(places);
+                let own = all.filter(|(at, page)| is_own(**at, page));
+                own.for_each(|(_, page)| page.state = PageState::UpToDate);
+            } else {
+                let own = pages.single.extract_if(places, |at, page| is_own(*at, page));
+                failed.extend(own.map(|(_, page)| page));
             }
         }
         drop(failed);

@@ -61,7 +61,7 @@ pub(super) fn ptrace_traceme((tracee, tracer): hooks::ptrace_traceme::Given<'_>)
 
 /// EPERM for a process with more capabilities, unless the caller may set anybody's priority.
 fn check_nice(who: &Subject, target: &Process) -> Result<()> {
-    let less = target.credentials().permitted & !who.permitted == 0;
+    let less = target.permitted() & !who.permitted == 0;
     if less || who.capable(Capability::SysNice) { Ok(()) } else { Err(Errno::EPERM) }
 }
 

@@ -122,31 +122,59 @@ pub struct Thread {
 /// The threads of a process: the first one first while it lives, the others in no order. To leave
 /// takes the same steps however many there are.
 #[derive(Default)]
-pub struct ThreadList(Vec<Arc<Thread>>);
+pub struct ThreadList {
+    list: Vec<Arc<Thread>>,
+    /// They may not stand in the order of their ids, in which they come.
+    is_mixed: bool,
+}
 
 impl core::ops::Deref for ThreadList {
     type Target = [Arc<Thread>];
 
     fn deref(&self) -> &[Arc<Thread>] {
-        &self.0
+        &self.list
     }
 }
 
 impl ThreadList {
     /// A thread joins.
     fn push(&mut self, thread: Arc<Thread>) {
-        thread.place.store(self.0.len(), Ordering::Relaxed);
-        self.0.push(thread);
+        thread.place.store(self.list.len(), Ordering::Relaxed);
+        // Ids begin anew where they end.
+        self.is_mixed |= self.list.last().is_some_and(|last| last.tid() > thread.tid());
+        self.list.push(thread);
+    }
+
+    /// Whether a thread is in.
+    pub fn has(&self, thread: &Arc<Thread>) -> bool {
+        let place = thread.place.load(Ordering::Relaxed);
+        self.get(place).is_some_and(|found| Arc::ptr_eq(found, thread))
+    }
+
+    /// The lowest `max` ids from `from` on. A list that is read by pieces goes through all threads
+    /// for a piece only if they are mixed.
+    pub fn ids_from(&self, from: u64, max: usize) -> Vec<Pid> {
+        let id = |thread: &Arc<Thread>| thread.tid();
+        if !self.is_mixed {
+            let first = self.partition_point(|thread| u64::from(thread.tid()) < from);
+            return self[first..].iter().take(max).map(id).collect();
+        }
+        let mut ids: Vec<Pid> = self.iter().map(id).filter(|&id| u64::from(id) >= from).collect();
+        ids.sort_unstable();
+        ids.truncate(max);
+        ids
     }
 
     /// A thread leaves, if it was in. The caller has another reference to it.
     fn remove(&mut self, thread: &Arc<Thread>) {
         let place = thread.place.load(Ordering::Relaxed);
-        if self.0.get(place).is_some_and(|found| Arc::ptr_eq(found, thread)) {
-            self.0.swap_remove(place);
-            if let Some(moved) = self.0.get(place) {
+        if self.has(thread) {
+            self.list.swap_remove(place);
+            if let Some(moved) = self.list.get(place) {
                 moved.place.store(place, Ordering::Relaxed);
+                self.is_mixed = true;
             }
+            self.is_mixed &= self.list.len() > 1;
         }
     }
 }

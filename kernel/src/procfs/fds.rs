@@ -96,9 +96,10 @@ impl Listing for Descriptors {
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
         self.check()?;
         let file_type = if self.info { FileType::Regular } else { FileType::Symlink };
-        let fds = self.subject.files().list();
-        let fds = fds.into_iter().filter(|&fd| u64::from(fd) >= from).take(max);
+        let Ok(from) = Fd::try_from(from) else { return Ok(Vec::new()) };
+        let fds = self.subject.files().list_from(from, max);
         Ok(fds
+            .into_iter()
             .map(|fd| {
                 let name = fd.to_string().into_bytes();
                 DirEntry {

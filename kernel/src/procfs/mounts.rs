@@ -18,10 +18,14 @@ use crate::vfs::path::Location;
 
 /// Appends a path; blanks and backslashes as octal numbers, so that lines can be taken apart.
 fn put_path(out: &mut Text, path: &[u8]) {
-    for &byte in path {
-        match byte {
-            b' ' | b'\t' | b'\n' | b'\\' | b'#' => write!(out, "\\{byte:03o}"),
-            _ => out.bytes(&[byte]),
+    let is_escaped = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\\' | b'#');
+    for piece in path.split_inclusive(is_escaped) {
+        match piece.split_last() {
+            Some((byte, plain)) if is_escaped(byte) => {
+                out.bytes(plain);
+                write!(out, "\\{byte:03o}");
+            }
+            _ => out.bytes(piece),
         }
     }
 }
@@ -117,13 +121,18 @@ pub(super) fn mountinfo(visible: Vec<(Arc<Mount>, Vec<u8>)>, out: &mut Text) {
     for (mount, path) in visible {
         let parent = mount.place().map_or(0, |place| place.mount.id());
         let device = mount.root().inode().metadata().map_or(0, |metadata| metadata.device);
-        write!(out, "{} {parent} {}:{} ", mount.id(), major(device), minor(device));
+        out.decimal(mount.id(), 0);
+        out.decimals(&[parent, major(device).into()]);
+        out.named(":", minor(device).into());
+        out.bytes(b" ");
         put_path(out, &path_in_fs(&mount));
         out.bytes(b" ");
         put_path(out, &path);
         out.bytes(b" ");
         put_flags(out, mount.flags());
-        write!(out, " - {} ", mount.file_system().name());
+        out.bytes(b" - ");
+        out.bytes(mount.file_system().name().as_bytes());
+        out.bytes(b" ");
         put_path(out, mount.source());
         out.bytes(if mount.flags() & raw::MS_RDONLY != 0 { b" ro" } else { b" rw" });
         out.bytes(&mount.file_system().options());

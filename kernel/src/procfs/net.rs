@@ -4,7 +4,6 @@
 //! once; one that is only on its way in a message is not shown. There is no device and no packet,
 //! so counters of those are 0 and stay so.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -192,8 +191,8 @@ fn established() -> usize {
     all.filter(|(_, _, socket)| matches!(socket.tcp_state(), Some(TcpState::Established))).count()
 }
 
-/// Open sockets by inode number.
-pub(super) type Sockets = BTreeMap<u64, Arc<File>>;
+/// Open sockets in the order of their inode numbers.
+pub(super) type Sockets = Vec<(u64, Arc<File>)>;
 
 pub(super) fn sockets() -> Sockets {
     let mut found = Sockets::new();
@@ -202,12 +201,14 @@ pub(super) fn sockets() -> Sockets {
         for fd in files.list() {
             let Ok(file) = files.get(fd) else { continue };
             if file.ops_as::<SocketFile>().is_some()
-                && let Ok(metadata) = file.inode().metadata()
+                && let Ok(number) = file.inode().number()
             {
-                found.entry(metadata.inode).or_insert(file);
+                found.push((number, file));
             }
         }
     }
+    found.sort_unstable_by_key(|&(number, _)| number);
+    found.dedup_by_key(|&mut (number, _)| number);
     found
 }
 
@@ -217,13 +218,13 @@ fn of_kind<'a>(
     domain: u32,
     (kind, protocol): Wanted,
 ) -> Vec<(u64, u32, &'a Arc<dyn Socket>)> {
-    let wanted = |(number, file): (&u64, &'a Arc<File>)| {
+    let wanted = |(number, file): &'a (u64, Arc<File>)| {
         let socket = file.ops_as::<SocketFile>()?.socket();
         let common = socket.common();
-        let uid = file.inode().metadata().map_or(0, |metadata| metadata.uid);
         let is_kind = common.domain == domain && common.kind == kind;
         let is_protocol = protocol.is_none_or(|protocol| common.protocol == protocol);
-        (is_kind && is_protocol).then_some((*number, uid, socket))
+        let uid = || file.inode().metadata().map_or(0, |metadata| metadata.uid);
+        (is_kind && is_protocol).then(|| (*number, uid(), socket))
     };
     sockets.iter().filter_map(wanted).collect()
 }
@@ -272,10 +273,12 @@ fn inet(out: &mut Text, domain: u32, wanted: Wanted) -> Result<()> {
     let sockets = sockets();
     let rows = of_kind(&sockets, domain, wanted).into_iter().filter_map(row_of);
     let waiting = if is_tcp { waiting_rows(is_v6) } else { Vec::new() };
+    let slot = if is_tcp || wanted == RAW && !is_v6 { 4 } else { 5 };
+    let mut line = Text::default();
     for (number, row) in rows.chain(waiting).enumerate() {
-        let mut line = Text::default();
-        let slot = if is_tcp || wanted == RAW && !is_v6 { 4 } else { 5 };
-        write!(line, "{number:slot$}: ");
+        line.0.clear();
+        line.decimal(number as u64, slot);
+        line.bytes(b": ");
         put_row(&mut line, domain, &row, is_tcp);
         put_line(out, &line, width);
     }
@@ -336,33 +339,46 @@ fn put_row(out: &mut Text, domain: u32, row: &Row, is_tcp: bool) {
     out.bytes(b" ");
     put_address(out, domain, row.peer);
     let ((to_send, to_receive), (timer, when)) = (row.queues, row.timer);
-    write!(
-        out,
-        " {:02X} {to_send:08X}:{to_receive:08X} {timer:02X}:{when:08X} 00000000 ",
-        row.state
-    );
-    write!(out, "{:5} {:8} {} ", row.uid, 0, row.inode);
-    let pointer = format_args!("{:016x}", 0);
-    match row.state {
-        _ if !is_tcp => write!(out, "2 {pointer} 0"),
-        LISTEN => write!(out, "1 {pointer} 100 0 0 10 0"),
-        _ if row.inode == 0 => write!(out, "3 {pointer}"),
-        _ => write!(out, "1 {pointer} 20 4 30 10 -1"),
+    let numbers = [
+        (" ", row.state.into(), 2),
+        (" ", to_send as u64, 8),
+        (":", to_receive as u64, 8),
+        (" ", timer.into(), 2),
+        (":", when, 8),
+    ];
+    for (before, number, width) in numbers {
+        out.bytes(before.as_bytes());
+        out.hex_capitals(number, width);
     }
+    out.bytes(b" 00000000 ");
+    out.decimal(row.uid.into(), 5);
+    out.bytes(b"        0 ");
+    out.decimal(row.inode, 0);
+    // Of the socket's address nothing is told.
+    out.bytes(match row.state {
+        _ if !is_tcp => b" 2 0000000000000000 0",
+        LISTEN => b" 1 0000000000000000 100 0 0 10 0",
+        _ if row.inode == 0 => b" 3 0000000000000000",
+        _ => b" 1 0000000000000000 20 4 30 10 -1",
+    });
 }
 
 /// Words of the address as the machine has them, and the port.
 fn put_address(out: &mut Text, domain: u32, address: SocketAddr) {
-    let octets = match address.ip() {
-        IpAddr::V4(ip) if domain == raw::AF_INET => ip.octets().to_vec(),
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv6Addr::UNSPECIFIED.octets().to_vec(),
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets().to_vec(),
-        IpAddr::V6(ip) => ip.octets().to_vec(),
+    let mut put = |word: [u8; 4]| out.hex_capitals(u32::from_ne_bytes(word).into(), 8);
+    let v6 = match address.ip() {
+        IpAddr::V4(ip) if domain == raw::AF_INET => {
+            put(ip.octets());
+            None
+        }
+        IpAddr::V4(ip) if ip.is_unspecified() => Some(Ipv6Addr::UNSPECIFIED),
+        IpAddr::V4(ip) => Some(ip.to_ipv6_mapped()),
+        IpAddr::V6(ip) => Some(ip),
     };
-    for word in octets.as_chunks().0 {
-        write!(out, "{:08X}", u32::from_ne_bytes(*word));
-    }
-    write!(out, ":{:04X}", address.port());
+    let octets = v6.map(|ip| ip.octets());
+    octets.iter().flat_map(|octets| octets.as_chunks().0).for_each(|&word| put(word));
+    out.bytes(b":");
+    out.hex_capitals(address.port().into(), 4);
 }
 
 fn unix(out: &mut Text) -> Result<()> {
@@ -372,9 +388,14 @@ fn unix(out: &mut Text) -> Result<()> {
         for (number, _, socket) in of_kind(&sockets, raw::AF_UNIX, (kind, None)) {
             let flags = if socket.is_listening() { ACCEPTS } else { 0 };
             let state = if socket.peer_address().is_ok() { CONNECTED } else { UNCONNECTED };
-            let kind = kind as u32;
-            write!(out, "{:016x}: 00000002 00000000 {flags:08X} {kind:04X} ", 0);
-            write!(out, "{state:02X} {number:5}");
+            out.bytes(b"0000000000000000: 00000002 00000000 ");
+            out.hex_capitals(flags.into(), 8);
+            out.bytes(b" ");
+            out.hex_capitals(kind as u64, 4);
+            out.bytes(b" ");
+            out.hex_capitals(state.into(), 2);
+            out.bytes(b" ");
+            out.decimal(number, 5);
             if let Address::Unix(Some(name)) = socket.local_address() {
                 out.bytes(b" ");
                 // An abstract name begins with NUL, which shows as @.

@@ -537,9 +537,7 @@ fn tasks(subject: Subject) -> Box<dyn Listing> {
 impl Listing for Tasks {
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
         let tid = parse_id(name).ok_or(Errno::ENOENT)?;
-        let threads = self.0.process.threads.lock();
-        let thread = threads.iter().find(|thread| thread.tid() == tid).cloned();
-        drop(threads);
+        let thread = find_thread(tid).filter(|thread| self.0.process.threads.lock().has(thread));
         if thread.is_none() {
             // The first thread of a zombie is there as long as that is.
             let is_zombie = self.0.process.is_zombie.load(Ordering::Acquire);
@@ -554,14 +552,15 @@ impl Listing for Tasks {
 
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
         self.0.check_exists()?;
-        let mut ids: Vec<Pid> =
-            self.0.process.threads.lock().iter().map(|thread| thread.tid()).collect();
-        if ids.is_empty() {
-            ids.push(self.0.process.pid);
-        }
+        let mut ids = {
+            let threads = self.0.process.threads.lock();
+            match threads.is_empty() {
+                true => Vec::from([self.0.process.pid]),
+                false => threads.ids_from(from, max),
+            }
+        };
         ids.retain(|&tid| u64::from(tid) >= from);
-        ids.sort_unstable();
-        Ok(ids.iter().take(max).map(|tid| number_entry(directory, *tid)).collect())
+        Ok(ids.iter().map(|tid| number_entry(directory, *tid)).collect())
     }
 }
 

@@ -90,6 +90,10 @@ pub enum Cached {
 type Bucket = ReadMostly<Vec<CachedName>>;
 
 static TABLE: [Bucket; BUCKETS] = [const { ReadMostly::new(Vec::new()) }; BUCKETS];
+/// Buckets that may have names, a bit each: who goes through all names goes through few buckets.
+/// Changed under the bucket's lock, and cleared only by who goes through all.
+static OCCUPIED: [AtomicU64; BUCKETS.div_ceil(64)] =
+    [const { AtomicU64::new(0) }; BUCKETS.div_ceil(64)];
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static HAND: AtomicUsize = AtomicUsize::new(0);
@@ -292,6 +296,24 @@ fn bucket(hash: u64) -> &'static Bucket {
     &TABLE[hash as usize % BUCKETS]
 }
 
+/// The word of [`OCCUPIED`] and the bit in it that a bucket has.
+#[inline]
+fn occupied_bit(bucket: usize) -> (&'static AtomicU64, u64) {
+    (&OCCUPIED[bucket / 64], 1 << (bucket % 64))
+}
+
+/// The buckets that may have names.
+fn occupied() -> impl Iterator<Item = usize> {
+    (0..).zip(&OCCUPIED).flat_map(|(word, bits)| {
+        let mut left = bits.load(Ordering::Acquire);
+        core::iter::from_fn(move || {
+            let bit = left.checked_ilog2()?;
+            left ^= 1 << bit;
+            Some(word * 64 + bit as usize)
+        })
+    })
+}
+
 /// Looks a name up. Takes no sleeping lock and allocates nothing.
 #[inline(always)]
 pub fn cached(parent: &Dentry, name: &[u8]) -> Cached {
@@ -349,10 +371,10 @@ pub fn forget(parent: &Dentry, name: &[u8]) -> Option<Arc<Dentry>> {
 /// names. The parent's names are locked; `stays` may sleep.
 pub fn forget_names(parent: &Dentry, stays: impl Fn(&[u8], &Arc<dyn Inode>) -> bool) {
     let mut in_use = Vec::new();
-    for bucket in &TABLE {
+    for bucket in occupied() {
         let is_of = |entry: &mut CachedName| entry.parent == parent.id;
         prune(bucket, is_of);
-        let entries = bucket.lock();
+        let entries = TABLE[bucket].lock();
         let left = entries.iter().filter(|entry| entry.parent == parent.id);
         in_use.extend(left.filter_map(|entry| Some((entry.name.clone(), entry.dentry.clone()?))));
     }
@@ -434,6 +456,10 @@ fn put(parent: u64, name: Arc<[u8]>, dentry: Option<Arc<Dentry>>) -> Option<Arc<
                 let recent = AtomicBool::new(true);
                 let tail = names::tail(&name);
                 entries.push(CachedName { hash, parent, tail, name, dentry, recent });
+                let (word, bit) = occupied_bit(hash as usize % BUCKETS);
+                if word.load(Ordering::Relaxed) & bit == 0 {
+                    word.fetch_or(bit, Ordering::Release);
+                }
                 COUNT.fetch_add(1, Ordering::Relaxed);
                 None
             }
@@ -449,13 +475,13 @@ fn put(parent: u64, name: Arc<[u8]>, dentry: Option<Arc<Dentry>>) -> Option<Arc<
 fn sweep() {
     for _ in 0..SWEEP {
         let at = HAND.fetch_add(1, Ordering::Relaxed) % BUCKETS;
-        prune(&TABLE[at], |entry| !core::mem::take(entry.recent.get_mut()));
+        prune(at, |entry| !core::mem::take(entry.recent.get_mut()));
     }
 }
 
 /// Forgets every unused name: for unmounting, and when memory is short.
 pub fn shrink() {
-    for bucket in &TABLE {
+    for bucket in occupied() {
         prune(bucket, |_| true);
     }
 }
@@ -474,10 +500,10 @@ pub fn shrink_all() -> usize {
 }
 
 /// Drops those of a bucket's unused names that are `wanted` away.
-fn prune(bucket: &Bucket, mut wanted: impl FnMut(&mut CachedName) -> bool) {
+fn prune(bucket: usize, mut wanted: impl FnMut(&mut CachedName) -> bool) {
     let mut dropped = Vec::new();
     {
-        let mut entries = bucket.lock();
+        let mut entries = TABLE[bucket].lock();
         let before = entries.len();
         entries.retain_mut(|entry| {
             // Under the lock, a count of one is the table's own: nobody can be getting another.
@@ -489,6 +515,10 @@ fn prune(bucket: &Bucket, mut wanted: impl FnMut(&mut CachedName) -> bool) {
             keep
         });
         COUNT.fetch_sub(before - entries.len(), Ordering::Relaxed);
+        if entries.is_empty() {
+            let (word, bit) = occupied_bit(bucket);
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
     }
     drop(dropped);
 }

@@ -601,6 +601,13 @@ impl FdTable {
         let slots = self.slots.lock();
         (0..slots.list.len()).filter(|&fd| slots.list[fd].is_some()).map(|fd| fd as Fd).collect()
     }
+
+    /// The first `max` of those from `from` on.
+    pub fn list_from(&self, from: Fd, max: usize) -> Vec<Fd> {
+        let slots = self.slots.lock();
+        let rest = (from..).zip(slots.list.iter().skip(from as usize));
+        rest.filter(|(_, slot)| slot.is_some()).map(|(fd, _)| fd).take(max).collect()
+    }
 }
 
 impl Drop for FdTable {

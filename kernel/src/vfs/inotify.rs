@@ -378,15 +378,20 @@ impl Event {
         HEADER + self.name_len()
     }
 
-    fn encode(&self) -> Vec<u8> {
+    fn put(&self, sink: &mut Sink<'_>) -> Result<usize> {
+        let mut header = [0; HEADER];
+        let words = [self.wd as u32, self.mask, self.cookie, self.name_len() as u32];
+        for (bytes, word) in header.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *bytes = word.to_le_bytes();
+        }
+        if self.name.is_empty() {
+            return sink.put(&header);
+        }
         let mut bytes = Vec::with_capacity(self.encoded_len());
-        bytes.extend_from_slice(&self.wd.to_le_bytes());
-        bytes.extend_from_slice(&self.mask.to_le_bytes());
-        bytes.extend_from_slice(&self.cookie.to_le_bytes());
-        bytes.extend_from_slice(&(self.name_len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&header);
         bytes.extend_from_slice(&self.name);
         bytes.resize(self.encoded_len(), 0);
-        bytes
+        sink.put(&bytes)
     }
 }
 
@@ -425,7 +430,7 @@ impl FileOps for Inotify {
         };
         loop {
             match next {
-                Ok(event) => done += sink.put(&event.encode())?,
+                Ok(event) => done += event.put(sink)?,
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => return Ok(done),
             }

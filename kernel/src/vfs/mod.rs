@@ -277,8 +277,8 @@ pub trait Inode: Send + Sync + Any {
     fn set_xattr(&self, _name: &[u8], _value: &[u8], _flags: u32) -> Result<()> {
         Err(Errno::EOPNOTSUPP)
     }
-    /// Names of all extended attributes.
-    fn list_xattr(&self) -> Result<Vec<Vec<u8>>> {
+    /// Names of all extended attributes, each with a NUL.
+    fn list_xattr(&self) -> Result<Vec<u8>> {
         Ok(Vec::new())
     }
     /// Removes an extended attribute.

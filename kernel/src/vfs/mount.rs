@@ -325,19 +325,19 @@ fn copy(mount: &Arc<Mount>, root: &Arc<Dentry>) -> Arc<Mount> {
 
 /// Copies what is mounted below `from` to the same places below `top`, which is a copy of that.
 fn copy_below(from: &Location, top: Arc<Mount>) -> Result<()> {
-    // Mounts are in the order they were made, parents first; copies of parents are found by it.
-    let mut copies: Vec<(Arc<Mount>, Arc<Mount>)> = Vec::from([(from.mount.clone(), top)]);
-    for mount in all() {
+    // As they are before the first copy; the top one may be mounted in what it is a copy of.
+    let tree = TABLE.lock().tree(&from.mount);
+    let is_original = |mount: &&Arc<Mount>| mount.id != top.id;
+    // By the ids of what they are copies of. What is mounted beside `from` has none, nor what is
+    // mounted in that.
+    let mut copies = BTreeMap::from([(from.mount.id, top.clone())]);
+    for mount in tree[1..].iter().filter(is_original) {
         let Some(at) = mount.place() else { continue };
-        if copies.iter().any(|(_, copy)| Arc::ptr_eq(copy, &mount)) {
-            continue;
-        }
-        let within = |(of, _): &&(Arc<Mount>, Arc<Mount>)| Arc::ptr_eq(of, &at.mount);
-        let Some((_, parent)) = copies.iter().find(within) else { continue };
-        if at.dentry.is_within(&parent.root) {
+        let Some(parent) = copies.get(&at.mount.id) else { continue };
+        if at.mount.id != from.mount.id || at.dentry.is_within(&parent.root) {
             let place = Location::new(parent.clone(), at.dentry.clone());
-            let new = attach(copy(&mount, &mount.root), &place)?;
-            copies.push((mount, new));
+            let new = attach(copy(mount, &mount.root), &place)?;
+            copies.insert(mount.id, new);
         }
     }
     Ok(())

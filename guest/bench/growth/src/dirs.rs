@@ -20,6 +20,9 @@ pub const ROWS: &[Row] = &[
     Row { name: "stat_path_of_depth", sizes: [10, 100, 500, 1000], run: depth },
     Row { name: "stat_symlinks_of_depth", sizes: [1, 10, 20, 40], run: symlinks },
     Row { name: "link_unlink_among_links", sizes: MANY, run: links },
+    Row { name: "list_unlink_all_names", sizes: MANY, run: unlink_all },
+    Row { name: "getcwd_of_depth", sizes: [10, 100, 500, 1000], run: getcwd },
+    Row { name: "open_close_among_landlock_rules", sizes: MANY, run: landlock },
 ];
 
 /// The names in a buffer of getdents64(2): the length of an entry at 16, its name from 19.
@@ -120,17 +123,32 @@ fn list_by_512(cost: &mut Cost, n: usize) {
     list(cost, n, &mut [0; 512]);
 }
 
-fn depth(cost: &mut Cost, n: usize) {
+/// Runs it with the path of a directory that lies `n` deep.
+fn at_depth(n: usize, body: impl FnOnce(usize)) {
     let mut paths = vec![path("d")];
     for _ in 1..n {
         let deeper = format!("{}/d", paths[paths.len() - 1].to_string_lossy());
         paths.push(std::ffi::CString::new(deeper).expect("no zero"));
     }
     paths.iter().for_each(|path| _ = good(SYS_mkdir, &[at(path), 0o755]));
-    let mut stat = [0u64; 32];
-    let deepest = at(&paths[n - 1]);
-    cost.repeat(|| good(SYS_stat, &[deepest, stat.as_mut_ptr() as usize]));
+    body(at(&paths[n - 1]));
     paths.iter().rev().for_each(|path| _ = good(SYS_rmdir, &[at(path)]));
+}
+
+fn depth(cost: &mut Cost, n: usize) {
+    let mut stat = [0u64; 32];
+    at_depth(n, |deepest| {
+        cost.repeat(|| good(SYS_stat, &[deepest, stat.as_mut_ptr() as usize]));
+    });
+}
+
+fn getcwd(cost: &mut Cost, n: usize) {
+    let mut buf = [0u8; 4096];
+    at_depth(n, |deepest| {
+        good(SYS_chdir, &[deepest]);
+        cost.repeat(|| good(SYS_getcwd, &[buf.as_mut_ptr() as usize, buf.len()]));
+        good(SYS_chdir, &[at(c"/")]);
+    });
 }
 
 fn symlinks(cost: &mut Cost, n: usize) {
@@ -158,5 +176,52 @@ fn links(cost: &mut Cost, n: usize) {
         });
         (0..n).for_each(|i| _ = good(SYS_unlink, &[at(&name(i))]));
         good(SYS_unlink, &[at(&first)]);
+    });
+}
+
+/// As rm(1) does it: lists the names, and removes each.
+fn unlink_all(cost: &mut Cost, n: usize) {
+    let dir = path("dir");
+    good(SYS_mkdir, &[at(&dir), 0o755]);
+    let mut buf = vec![0u8; 32 << 10];
+    for _ in 0..cost.few() {
+        (0..n).for_each(|i| close(create(&path(format_args!("dir/{i}")))));
+        cost.time(|| {
+            let fd = open(&dir, O_RDONLY | O_DIRECTORY);
+            let mut left = n;
+            while left > 0 {
+                let got = good(SYS_getdents64, &[fd, buf.as_mut_ptr() as usize, buf.len()]);
+                assert!(got > 0, "names were left out");
+                for name in names(&buf[..got]).filter(|name| name[0] != b'.') {
+                    good(SYS_unlinkat, &[fd, name.as_ptr() as usize, 0]);
+                    left -= 1;
+                }
+            }
+            close(fd);
+        });
+    }
+    good(SYS_rmdir, &[at(&dir)]);
+}
+
+/// Each rule lets one file be read; the last file is opened.
+fn landlock(cost: &mut Cost, n: usize) {
+    const PATH_BENEATH: usize = 1;
+    // LANDLOCK_ACCESS_FS_READ_FILE
+    let read = 1u64 << 2;
+    let ruleset = good(SYS_landlock_create_ruleset, &[&raw const read as usize, 8, 0]);
+    let name = |i: usize| path(format_args!("dir/{i}"));
+    among(n, || {
+        for i in 0..n {
+            let fd = open(&name(i), O_PATH);
+            // struct landlock_path_beneath_attr: rights, and a descriptor right behind them.
+            let rule = [read, fd as u64];
+            let rule = rule.as_ptr() as usize;
+            good(SYS_landlock_add_rule, &[ruleset, PATH_BENEATH, rule, 0]);
+            close(fd);
+        }
+        good(SYS_prctl, &[PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0]);
+        good(SYS_landlock_restrict_self, &[ruleset, 0]);
+        let last = name(n - 1);
+        cost.repeat(|| close(open(&last, O_RDONLY)));
     });
 }

@@ -21,6 +21,8 @@ pub const ROWS: &[Row] = &[
     Row { name: "getpid_with_filters", sizes: [1, 4, 16, 64], run: filters },
     Row { name: "semop_among_sets", sizes: SOME, run: semop },
     Row { name: "semget_rmid_among_sets", sizes: SOME, run: semget },
+    Row { name: "semop_among_semaphores", sizes: MANY, run: semop_in_set },
+    Row { name: "semctl_getall_of_semaphores", sizes: MANY, run: semctl_all },
     Row { name: "shmget_rmid_among_segments", sizes: [10, 100, 1000, 3000], run: shmget },
     Row { name: "msgsnd_rcv_among_queues", sizes: SOME, run: msgsnd },
 ];
@@ -237,6 +239,32 @@ fn semget(cost: &mut Cost, n: usize) {
         remove(SYS_semctl, good(SYS_semget, &[0x10, 1, IPC_CREAT as usize | 0o600]));
     });
     ids.iter().for_each(|&id| remove(SYS_semctl, id));
+}
+
+/// Runs it with a set of so many semaphores.
+fn with_set(n: usize, body: impl FnOnce(usize)) {
+    let id = good(SYS_semget, &[0x10, n, IPC_CREAT as usize | 0o600]);
+    body(id);
+    remove(SYS_semctl, id);
+}
+
+fn semop_in_set(cost: &mut Cost, n: usize) {
+    let middle = (n / 2) as i16;
+    let (up, down) = ([middle, 1, 0], [middle, -1, 0]);
+    with_set(n, |id| {
+        cost.repeat(|| {
+            good(SYS_semop, &[id, up.as_ptr() as usize, 1]);
+            good(SYS_semop, &[id, down.as_ptr() as usize, 1])
+        });
+    });
+}
+
+fn semctl_all(cost: &mut Cost, n: usize) {
+    const GETALL: usize = 13;
+    let mut values = vec![0u16; n];
+    with_set(n, |id| {
+        cost.repeat(|| good(SYS_semctl, &[id, 0, GETALL, values.as_mut_ptr() as usize]));
+    });
 }
 
 fn shmget(cost: &mut Cost, n: usize) {

@@ -3,7 +3,7 @@
 use libc::*;
 
 use crate::cost::Cost;
-use crate::sys::{PAGE, at, close, create, good, open, path, pipe};
+use crate::sys::{PAGE, at, close, create, good, open, path, pipe, read_all};
 use crate::{MANY, Row, SOME};
 
 pub const ROWS: &[Row] = &[
@@ -21,6 +21,16 @@ pub const ROWS: &[Row] = &[
     Row { name: "pread_sparse_file", sizes: [10, 1000, 100_000, 10_000_000], run: sparse },
     Row { name: "write_file_pages", sizes: SOME, run: write },
     Row { name: "truncate_file_pages", sizes: SOME, run: truncate },
+    Row { name: "seek_data_past_pages_of_hole", sizes: [10, 1000, 100_000, 10_000_000], run: seek },
+    Row { name: "writev_of_buffers", sizes: [10, 100, 500, 1000], run: writev },
+    Row { name: "proc_fd_list_of_descriptors", sizes: MANY, run: proc_fd },
+    Row { name: "close_with_locks", sizes: SOME, run: close_locked },
+    Row { name: "mountinfo_of_mounts", sizes: [10, 100, 1000, 2000], run: mountinfo },
+    Row { name: "umount_detach_of_mounts", sizes: [10, 100, 1000, 2000], run: detach },
+    Row { name: "bind_recursive_of_mounts", sizes: [10, 100, 1000, 2000], run: bind },
+    Row { name: "setxattr_remove_among_attributes", sizes: [10, 100, 1000, 4000], run: xattr },
+    Row { name: "getxattr_among_attributes", sizes: [10, 100, 1000, 4000], run: getxattr },
+    Row { name: "listxattr_of_attributes", sizes: [10, 100, 1000, 4000], run: listxattr },
 ];
 
 fn descriptors(n: usize) {
@@ -199,4 +209,120 @@ fn truncate(cost: &mut Cost, n: usize) {
         cost.time(|| good(SYS_ftruncate, &[fd, 0]));
         close(fd);
     }
+}
+
+fn seek(cost: &mut Cost, n: usize) {
+    let fd = create(&path("hole"));
+    let byte = 1u8;
+    good(SYS_pwrite64, &[fd, &raw const byte as usize, 1, n * PAGE]);
+    cost.repeat(|| assert_eq!(good(SYS_lseek, &[fd, 0, SEEK_DATA as usize]), n * PAGE));
+    good(SYS_unlink, &[at(&path("hole"))]);
+}
+
+fn writev(cost: &mut Cost, n: usize) {
+    let fd = create(&path("written"));
+    let bytes = [1u8; 64];
+    let vectors = vec![[bytes.as_ptr() as usize, bytes.len()]; n];
+    let vectors = vectors.as_ptr() as usize;
+    cost.repeat(|| assert_eq!(good(SYS_pwritev, &[fd, vectors, n, 0, 0]), 64 * n));
+}
+
+fn proc_fd(cost: &mut Cost, n: usize) {
+    descriptors(n);
+    let mut buf = vec![0u8; 32 << 10];
+    let (address, size) = (buf.as_mut_ptr() as usize, buf.len());
+    cost.repeat(|| {
+        let fd = open(c"/proc/self/fd", O_RDONLY | O_DIRECTORY);
+        while good(SYS_getdents64, &[fd, address, size]) > 0 {}
+        close(fd);
+    });
+}
+
+/// Locks of the process go when it closes the file by any descriptor (fcntl_locking(2)).
+fn close_locked(cost: &mut Cost, n: usize) {
+    for _ in 0..cost.few() {
+        let fd = locked(n);
+        cost.time(|| close(fd));
+    }
+}
+
+fn mountinfo(cost: &mut Cost, n: usize) {
+    let mut buf = vec![0u8; 16 << 10];
+    among_mounts(n, || {
+        cost.repeat(|| assert!(read_all(c"/proc/self/mountinfo", &mut buf) > n));
+    });
+}
+
+/// Runs it `turns` times with a mount at `top` that has `n - 1` mounts in it; takes what is left.
+fn with_tree(turns: usize, n: usize, mut body: impl FnMut(&std::ffi::CStr)) {
+    let top = path("top");
+    good(SYS_mkdir, &[at(&top), 0o755]);
+    for _ in 0..turns {
+        mount_at(&top);
+        for i in 1..n {
+            let place = path(format_args!("top/{i}"));
+            good(SYS_mkdir, &[at(&place), 0o755]);
+            mount_at(&place);
+        }
+        body(&top);
+    }
+    good(SYS_rmdir, &[at(&top)]);
+}
+
+fn umount_all(top: &std::ffi::CStr) -> usize {
+    good(SYS_umount2, &[at(top), MNT_DETACH as usize])
+}
+
+fn detach(cost: &mut Cost, n: usize) {
+    with_tree(cost.few(), n, |top| _ = cost.time(|| umount_all(top)));
+}
+
+fn bind(cost: &mut Cost, n: usize) {
+    let copy = path("copy");
+    good(SYS_mkdir, &[at(&copy), 0o755]);
+    with_tree(cost.few(), n, |top| {
+        let flags = (MS_BIND | MS_REC) as usize;
+        cost.time(|| good(SYS_mount, &[at(top), at(&copy), 0, flags, 0]));
+        umount_all(&copy);
+        umount_all(top);
+    });
+    good(SYS_rmdir, &[at(&copy)]);
+}
+
+fn attribute(i: usize) -> std::ffi::CString {
+    std::ffi::CString::new(format!("trusted.{i}")).expect("no zero")
+}
+
+fn set(fd: usize, name: &std::ffi::CStr) -> usize {
+    good(SYS_fsetxattr, &[fd, at(name), at(c"value"), 5, 0])
+}
+
+/// A file with `n` extended attributes.
+fn attributed(n: usize) -> usize {
+    let fd = create(&path("attributed"));
+    (0..n).for_each(|i| _ = set(fd, &attribute(i)));
+    good(SYS_unlink, &[at(&path("attributed"))]);
+    fd
+}
+
+fn xattr(cost: &mut Cost, n: usize) {
+    let (fd, name) = (attributed(n), attribute(n));
+    cost.repeat(|| {
+        set(fd, &name);
+        good(SYS_fremovexattr, &[fd, at(&name)])
+    });
+}
+
+fn getxattr(cost: &mut Cost, n: usize) {
+    let (fd, name) = (attributed(n), attribute(n / 2));
+    let mut value = [0u8; 8];
+    let value = value.as_mut_ptr() as usize;
+    cost.repeat(|| assert_eq!(good(SYS_fgetxattr, &[fd, at(&name), value, 8]), 5));
+}
+
+fn listxattr(cost: &mut Cost, n: usize) {
+    let fd = attributed(n);
+    let mut names = vec![0u8; 64 << 10];
+    let (address, size) = (names.as_mut_ptr() as usize, names.len());
+    cost.repeat(|| assert!(good(SYS_flistxattr, &[fd, address, size]) > 8 * n));
 }

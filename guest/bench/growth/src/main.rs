@@ -17,7 +17,7 @@ mod files;
 mod memory;
 mod net;
 mod processes;
-
+mod queues;
 mod threads;
 
 use limen_guest_bench::raw::rdtsc;
@@ -40,7 +40,7 @@ pub const MANY: [usize; 4] = [10, 100, 1000, 10_000];
 /// Where things are dear or limited.
 pub const SOME: [usize; 4] = [10, 100, 1000, 4000];
 
-const USAGE: &str = "usage: limen-guest-growth [--tiny|--boot] [--only=WORD] [--poweroff]";
+const USAGE: &str = "usage: limen-guest-growth [--tiny|--boot] [--only=WORD,...] [--poweroff]";
 /// Idle time between rows, for what a kernel frees late.
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
 /// Sizes and samples of a run that only shows that the rows work.
@@ -101,8 +101,10 @@ fn run(tiny: bool, only: &str) {
         dirs::ROWS,
         events::ROWS,
         net::ROWS,
+        queues::ROWS,
     ];
-    for row in parts.into_iter().flatten().filter(|row| row.name.contains(only)) {
+    let is_wanted = |row: &&Row| only.split(',').any(|word| row.name.contains(word));
+    for row in parts.into_iter().flatten().filter(is_wanted) {
         let sizes = if tiny { &row.sizes[..TINY_SIZES] } else { &row.sizes };
         for &size in sizes {
             let measured = sys::in_child(|| {

@@ -45,6 +45,11 @@ pub const ROWS: &[Row] = &[
     Row { name: "exit_pages", sizes: PAGES, run: exit_pages },
     Row { name: "mincore_pages", sizes: PAGES, run: mincore },
     Row { name: "touch_file_pages", sizes: PAGES, run: touch_file },
+    Row { name: "munmap_file_pages", sizes: PAGES, run: unmap_file },
+    Row { name: "msync_file_pages", sizes: PAGES, run: msync },
+    Row { name: "fork_wait_file_pages", sizes: PAGES, run: fork_file },
+    Row { name: "mlock_munlock_pages", sizes: PAGES, run: mlock },
+    Row { name: "mmap_munmap_among_mappings_of_file", sizes: AREAS, run: map_file_among },
     Row { name: "truncate_mapped_by_processes", sizes: SOME, run: truncate_mapped },
     Row { name: "read_zeros_bytes", sizes: [1 << 10, 1 << 14, 1 << 17, 1 << 20], run: read_zeros },
 ];
@@ -215,8 +220,12 @@ fn mincore(cost: &mut Cost, n: usize) {
 fn file_mapping(n: usize) -> (usize, usize) {
     let fd = sys::create(&sys::path("mapped"));
     good(SYS_ftruncate, &[fd, n * PAGE]);
-    let start = good(SYS_mmap, &[0, n * PAGE, RW as usize, MAP_SHARED as usize, fd, 0]);
-    (fd, start)
+    (fd, map_file(fd, n))
+}
+
+/// Its first pages, shared.
+fn map_file(fd: usize, pages: usize) -> usize {
+    good(SYS_mmap, &[0, pages * PAGE, RW as usize, MAP_SHARED as usize, fd, 0])
 }
 
 fn touch_file(cost: &mut Cost, n: usize) {
@@ -227,6 +236,53 @@ fn touch_file(cost: &mut Cost, n: usize) {
         sys::close(fd);
         good(SYS_unlink, &[sys::at(&sys::path("mapped"))]);
     }
+}
+
+fn unmap_file(cost: &mut Cost, n: usize) {
+    let fd = sys::create(&sys::path("mapped"));
+    good(SYS_ftruncate, &[fd, n * PAGE]);
+    for _ in 0..cost.few() {
+        let start = map_file(fd, n);
+        touch_all(start, n);
+        cost.time(|| unmap(start, n));
+    }
+    good(SYS_unlink, &[sys::at(&sys::path("mapped"))]);
+}
+
+fn msync(cost: &mut Cost, n: usize) {
+    let (_, start) = file_mapping(n);
+    for _ in 0..cost.few() {
+        touch_all(start, n);
+        cost.time(|| good(SYS_msync, &[start, n * PAGE, MS_SYNC as usize]));
+    }
+    good(SYS_unlink, &[sys::at(&sys::path("mapped"))]);
+}
+
+fn fork_file(cost: &mut Cost, n: usize) {
+    let (_, start) = file_mapping(n);
+    touch_all(start, n);
+    for _ in 0..cost.few() {
+        cost.time(|| wait(fork(|| ())));
+    }
+    good(SYS_unlink, &[sys::at(&sys::path("mapped"))]);
+}
+
+fn mlock(cost: &mut Cost, n: usize) {
+    let start = touched(n);
+    for _ in 0..cost.few() {
+        cost.time(|| {
+            good(SYS_mlock, &[start, n * PAGE]);
+            good(SYS_munlock, &[start, n * PAGE])
+        });
+    }
+}
+
+/// One page of a file, mapped at many places.
+fn map_file_among(cost: &mut Cost, n: usize) {
+    let (fd, _) = file_mapping(1);
+    (0..n).for_each(|_| touch(map_file(fd, 1)));
+    cost.repeat(|| unmap(map_file(fd, 1), 1));
+    good(SYS_unlink, &[sys::at(&sys::path("mapped"))]);
 }
 
 fn truncate_mapped(cost: &mut Cost, n: usize) {

@@ -3,7 +3,7 @@
 use libc::*;
 
 use crate::cost::Cost;
-use crate::sys::{call, close, good};
+use crate::sys::{call, close, good, read_all};
 use crate::{MANY, Row, SOME};
 
 pub const ROWS: &[Row] = &[
@@ -15,6 +15,11 @@ pub const ROWS: &[Row] = &[
     Row { name: "tcp_listen_among_listeners", sizes: SOME, run: tcp_listen },
     Row { name: "udp_bind_any_among_sockets", sizes: MANY, run: udp_bind },
     Row { name: "udp_round_trip_among_sockets", sizes: MANY, run: udp_round_trip },
+    Row { name: "udp_send_recv_of_group", sizes: SOME, run: udp_group },
+    Row { name: "tcp_accept_from_backlog", sizes: SOME, run: tcp_backlog },
+    Row { name: "tcp_connect_among_time_wait", sizes: SOME, run: tcp_time_wait },
+    Row { name: "proc_net_tcp_of_connections", sizes: SOME, run: proc_tcp },
+    Row { name: "proc_net_unix_of_sockets", sizes: SOME, run: proc_unix },
 ];
 
 /// Below what listen(2) takes (net.core.somaxconn).
@@ -153,7 +158,8 @@ fn tcp_listen(cost: &mut Cost, n: usize) {
     cost.repeat(|| close(tcp_listener(PORT)));
 }
 
-fn udp(port: u16) -> usize {
+/// A socket that is bound to a port of 127.0.0.1; 0 is any.
+pub fn udp(port: u16) -> usize {
     let fd = socket(AF_INET, SOCK_DGRAM);
     at_address(SYS_bind, fd, &inet_address(port));
     fd
@@ -167,7 +173,76 @@ fn udp_bind(cost: &mut Cost, n: usize) {
 fn udp_round_trip(cost: &mut Cost, n: usize) {
     (0..n).for_each(|_| _ = udp(0));
     let (a, b) = (udp(PORT), udp(PORT + 1));
-    at_address(SYS_connect, a, &inet_address(PORT + 1));
-    at_address(SYS_connect, b, &inet_address(PORT));
+    connect(a, PORT + 1);
+    connect(b, PORT);
     cost.repeat(|| round_trip(a, b));
+}
+
+/// Connects a socket to a port of 127.0.0.1.
+pub fn connect(fd: usize, port: u16) {
+    at_address(SYS_connect, fd, &inet_address(port));
+}
+
+/// Sockets of one port: a datagram comes to one of them (SO_REUSEPORT, socket(7)).
+fn udp_group(cost: &mut Cost, n: usize) {
+    let member = |_| {
+        let fd = socket(AF_INET, SOCK_DGRAM);
+        let on = 1i32;
+        let (level, option) = (SOL_SOCKET as usize, SO_REUSEPORT as usize);
+        good(SYS_setsockopt, &[fd, level, option, &raw const on as usize, 4]);
+        at_address(SYS_bind, fd, &inet_address(PORT));
+        fd
+    };
+    let members: Vec<usize> = (0..n).map(member).collect();
+    let client = udp(0);
+    connect(client, PORT);
+    let mut byte = 1u8;
+    let byte = &raw mut byte as usize;
+    good(SYS_write, &[client, byte, 1]);
+    // Each datagram of this client comes to the same one.
+    let take = |fd: &&usize| call(SYS_recvfrom, &[**fd, byte, 1, MSG_DONTWAIT as usize, 0, 0]) == 1;
+    let chosen = *members.iter().find(take).expect("one has it");
+    cost.repeat(|| {
+        good(SYS_write, &[client, byte, 1]);
+        good(SYS_read, &[chosen, byte, 1])
+    });
+}
+
+fn tcp_backlog(cost: &mut Cost, n: usize) {
+    let listener = tcp_listener(PORT);
+    let come = || connect(socket(AF_INET, SOCK_STREAM), PORT);
+    (0..n).for_each(|_| come());
+    for _ in 0..cost.samples() {
+        cost.time(|| accept(listener));
+        come();
+    }
+}
+
+/// Connections that the client has closed first: they wait for stray segments (RFC 9293, 3.6.1).
+fn tcp_time_wait(cost: &mut Cost, n: usize) {
+    let listener = tcp_listener(PORT);
+    let come_and_go = || {
+        let (client, server) = connection(listener, PORT);
+        close(client);
+        close(server);
+    };
+    (0..n).for_each(|_| come_and_go());
+    cost.repeat(come_and_go);
+}
+
+fn proc_tcp(cost: &mut Cost, n: usize) {
+    let listener = tcp_listener(PORT);
+    (0..n).for_each(|_| _ = connection(listener, PORT));
+    let mut buf = vec![0u8; 16 << 10];
+    for _ in 0..cost.few() {
+        assert!(cost.time(|| read_all(c"/proc/net/tcp", &mut buf)) > 2 * n);
+    }
+}
+
+fn proc_unix(cost: &mut Cost, n: usize) {
+    (0..n).for_each(|i| _ = unix_listener(i));
+    let mut buf = vec![0u8; 16 << 10];
+    for _ in 0..cost.few() {
+        assert!(cost.time(|| read_all(c"/proc/net/unix", &mut buf)) > n);
+    }
 }

@@ -13,6 +13,8 @@ pub const ROWS: &[Row] = &[
     Row { name: "wait_any_among_children", sizes: MANY, run: wait_any },
     Row { name: "wait_pid_among_children", sizes: MANY, run: wait_pid },
     Row { name: "fork_wait_among_children", sizes: MANY, run: fork_among_children },
+    Row { name: "wait_no_hang_among_children", sizes: MANY, run: wait_no_hang },
+    Row { name: "setpriority_of_group", sizes: MANY, run: setpriority },
     Row { name: "kill_among_processes", sizes: MANY, run: kill_one },
     Row { name: "kill_group_among_processes", sizes: MANY, run: kill_small_group },
     Row { name: "kill_group_of", sizes: MANY, run: kill_group },
@@ -57,6 +59,21 @@ fn wait_pid(cost: &mut Cost, n: usize) {
         let pid = zombie();
         cost.time(|| wait(pid));
     }
+}
+
+fn wait_no_hang(cost: &mut Cost, n: usize) {
+    let _herd = Herd::new(n, |_| ());
+    let ask = [usize::MAX, 0, WNOHANG as usize, 0];
+    cost.repeat(|| assert_eq!(good(SYS_wait4, &ask), 0));
+}
+
+fn setpriority(cost: &mut Cost, n: usize) {
+    let herd = Herd::new(n, |_| ());
+    let group = herd.pids[0];
+    for pid in &herd.pids {
+        good(SYS_setpgid, &[*pid, group]);
+    }
+    cost.repeat(|| good(SYS_setpriority, &[PRIO_PGRP as usize, group, 5]));
 }
 
 fn fork_among_children(cost: &mut Cost, n: usize) {

@@ -13,6 +13,7 @@ use super::{Fid, NinepFs};
 use crate::base::sync::Mutex;
 use crate::base::time::now_ns;
 use crate::drivers::chrdev;
+use crate::fs::xattrs::names_of_server;
 use crate::fs::{NAME_MAX, is_name};
 use crate::page_cache::PageCache;
 use crate::vfs::{
@@ -531,14 +532,11 @@ impl Inode for NinepInode {
         self.fid().set_xattr(name, value, flags)
     }
 
-    fn list_xattr(&self) -> Result<Vec<Vec<u8>>> {
-        let names = match self.fid().xattr(b"") {
-            Ok(names) => names,
-            Err(Errno::EOPNOTSUPP | Errno::ENODATA) => Vec::new(),
-            Err(error) => return Err(error),
-        };
-        let names = names.split(|&byte| byte == 0).filter(|name| !name.is_empty());
-        Ok(names.map(<[u8]>::to_vec).collect())
+    fn list_xattr(&self) -> Result<Vec<u8>> {
+        match self.fid().xattr(b"") {
+            Err(Errno::EOPNOTSUPP | Errno::ENODATA) => Ok(Vec::new()),
+            names => names.map(|said| names_of_server(&said)),
+        }
     }
 
     fn remove_xattr(&self, name: &[u8]) -> Result<()> {

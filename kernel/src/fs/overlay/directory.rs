@@ -419,9 +419,9 @@ impl Node {
                 if batches > HIDDEN_BATCHES_MAX {
                     return Err(Errno::EIO);
                 }
-                let names = lower.read_dir(from, max)?;
-                from = names.last().map_or(OWN_POSITIONS, |last| last.next.min(OWN_POSITIONS));
-                found.extend(names.into_iter().filter(|entry| self.shows_lower(entry)));
+                found = lower.read_dir(from, max)?;
+                from = found.last().map_or(OWN_POSITIONS, |last| last.next.min(OWN_POSITIONS));
+                self.keep_shown(&mut found);
             }
             // The last lower position may be any number; the own ones follow it.
             for entry in &mut found {
@@ -447,12 +447,19 @@ impl Node {
         Ok(found)
     }
 
-    fn shows_lower(&self, entry: &DirEntry) -> bool {
-        if self.fs.hidden.lock().contains(&entry.inode) {
-            return false;
+    /// Of names of the lower directory, those that still count.
+    fn keep_shown(&self, names: &mut Vec<DirEntry>) {
+        {
+            let hidden = self.fs.hidden.lock();
+            names.retain(|entry| !hidden.contains(&entry.inode));
         }
         let entries = self.entries.lock();
-        let covering = entries.by_name.get(&entry.name);
-        matches!(covering, None | Some(OverlayEntry::Clean(_) | OverlayEntry::Same(_)))
+        if entries.by_name.is_empty() {
+            return;
+        }
+        names.retain(|entry| {
+            let covering = entries.by_name.get(&entry.name);
+            matches!(covering, None | Some(OverlayEntry::Clean(_) | OverlayEntry::Same(_)))
+        });
     }
 }

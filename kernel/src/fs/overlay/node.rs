@@ -1,12 +1,11 @@
 //! Objects of the overlay: a lower object and what differs from it.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use abi::{Errno, Result, general as raw};
+use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
 use super::OverlayFs;
@@ -14,18 +13,15 @@ use super::data::{Data, OverlayFile};
 use super::directory::{Entries, OverlayEntry};
 use crate::base::sync::Mutex;
 use crate::drivers::chrdev;
+use crate::fs::xattrs::Xattrs;
 use crate::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, Renaming,
     SetAttributes,
 };
 
-/// Most bytes of extended attributes of one object.
-const XATTR_TOTAL_MAX: usize = 128 * 1024;
-
 /// A directory and a name in it.
 pub(super) type Place = (Arc<Node>, Arc<[u8]>);
-type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// See the module above.
 pub struct Node {
@@ -130,7 +126,7 @@ impl Node {
         Node::build(fs, number, new.file_type, place, |node| {
             node.pinned = AtomicBool::new(true);
             node.attributes = SpinLock::new(Some(metadata));
-            node.xattrs = SpinLock::new(Some(Xattrs::new()));
+            node.xattrs = SpinLock::new(Some(Xattrs::default()));
             if new.file_type == FileType::Regular {
                 node.data = SpinLock::new(Some(Data::empty()));
             }
@@ -180,11 +176,11 @@ impl Node {
     /// Runs `change` on the extended attributes, taken over from the lower object the first time.
     fn change_xattrs<T>(&self, change: impl FnOnce(&mut Xattrs) -> Result<T>) -> Result<T> {
         if self.xattrs.lock().is_none() {
-            let mut copy = Xattrs::new();
+            let mut copy = Xattrs::default();
             if let Some(lower) = &self.lower {
-                for name in lower.list_xattr()? {
-                    let value = lower.get_xattr(&name)?;
-                    copy.insert(name, value);
+                let names = lower.list_xattr()?;
+                for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+                    copy.set(name, &lower.get_xattr(name)?, 0)?;
                 }
             }
             self.change(|_| ())?;
@@ -324,7 +320,7 @@ impl Inode for Node {
 
     fn get_xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
         if let Some(xattrs) = &*self.xattrs.lock() {
-            return xattrs.get(name).cloned().ok_or(Errno::ENODATA);
+            return xattrs.get(name);
         }
         match &self.lower {
             Some(lower) => lower.get_xattr(name),
@@ -333,28 +329,15 @@ impl Inode for Node {
     }
 
     fn set_xattr(&self, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
-        self.change_xattrs(|xattrs| {
-            let exists = xattrs.contains_key(name);
-            if exists && flags & raw::XATTR_CREATE != 0 {
-                return Err(Errno::EEXIST);
-            }
-            if !exists && flags & raw::XATTR_REPLACE != 0 {
-                return Err(Errno::ENODATA);
-            }
-            let total: usize = xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
-            if total + name.len() + value.len() > XATTR_TOTAL_MAX {
-                return Err(Errno::ENOSPC);
-            }
-            xattrs.insert(name.to_vec(), value.to_vec());
-            Ok(())
-        })?;
+        let old = self.change_xattrs(|xattrs| xattrs.set(name, value, flags))?;
+        drop(old);
         let now_ns = crate::base::time::realtime_ns() as i64;
         self.change(|m| m.ctime_ns = now_ns)
     }
 
-    fn list_xattr(&self) -> Result<Vec<Vec<u8>>> {
+    fn list_xattr(&self) -> Result<Vec<u8>> {
         if let Some(xattrs) = &*self.xattrs.lock() {
-            return Ok(xattrs.keys().cloned().collect());
+            return Ok(xattrs.names());
         }
         match &self.lower {
             Some(lower) => lower.list_xattr(),
@@ -363,7 +346,8 @@ impl Inode for Node {
     }
 
     fn remove_xattr(&self, name: &[u8]) -> Result<()> {
-        self.change_xattrs(|xattrs| xattrs.remove(name).map(drop).ok_or(Errno::ENODATA))?;
+        let old = self.change_xattrs(|xattrs| xattrs.remove(name))?;
+        drop(old);
         let now_ns = crate::base::time::realtime_ns() as i64;
         self.change(|m| m.ctime_ns = now_ns)
     }

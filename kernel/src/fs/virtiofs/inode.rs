@@ -18,6 +18,7 @@ use crate::base::io::Sink;
 use crate::base::sync::Mutex;
 use crate::base::time::{now_ns, realtime_ns};
 use crate::drivers::chrdev;
+use crate::fs::xattrs::names_of_server;
 use crate::page_cache::{Coming, MAX_FILE_SIZE, PageBackend, PageCache};
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes,
@@ -554,14 +555,11 @@ impl Inode for VirtioInode {
         Err(Errno::EROFS)
     }
 
-    fn list_xattr(&self) -> Result<Vec<Vec<u8>>> {
-        let names = match self.node.xattrs() {
-            Ok(names) => names,
-            Err(Errno::EOPNOTSUPP | Errno::ENODATA | Errno::ENOSYS) => Vec::new(),
-            Err(error) => return Err(error),
-        };
-        let names = names.split(|&byte| byte == 0).filter(|name| !name.is_empty());
-        Ok(names.map(<[u8]>::to_vec).collect())
+    fn list_xattr(&self) -> Result<Vec<u8>> {
+        match self.node.xattrs() {
+            Err(Errno::EOPNOTSUPP | Errno::ENODATA | Errno::ENOSYS) => Ok(Vec::new()),
+            names => names.map(|said| names_of_server(&said)),
+        }
     }
 
     fn remove_xattr(&self, _name: &[u8]) -> Result<()> {

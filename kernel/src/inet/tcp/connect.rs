@@ -169,7 +169,8 @@ impl TcpSocket {
         counters::count(Counted::ActiveOpens);
         let wanted =
             |listener: &Arc<TcpSocket>| hooks::inet_conn_request((&listener.common,)).is_ok();
-        let listener = PORTS.find(to, TcpSocket::listens).filter(wanted);
+        let listens = |socket: &TcpSocket| socket.listens().then_some(false);
+        let listener = PORTS.find(local, to, listens).filter(wanted);
         match listener {
             Some(listener) => {
                 if self.join(&listener, local, to).is_err() {

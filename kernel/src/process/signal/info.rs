@@ -134,6 +134,11 @@ impl SigInfo {
         (self.fields[0] as u32, (self.fields[0] >> 32) as u32)
     }
 
+    /// Whether it tells of an expiry of the POSIX timer with this id.
+    pub fn is_of_timer(&self, id: u32) -> bool {
+        self.code == raw::SI_TIMER && self.timer_fields().0 == id
+    }
+
     /// Counts further overruns in a timer's signal.
     pub fn add_overruns(&mut self, more: u32) {
         let (id, overruns) = self.timer_fields();

@@ -54,10 +54,85 @@ pub struct Pending {
     set: SignalSet,
     /// Standard ones, with when they came.
     queue: VecDeque<(u64, SigInfo)>,
-    /// Real-time ones, by number and when they came.
-    real_time: BTreeMap<(u32, u64), SigInfo>,
+    /// Real-time ones, by number.
+    real_time: BTreeMap<u32, RealTime>,
+    /// How many of those there are.
+    real_time_len: usize,
+    /// When the real-time signals of timers came that wait: by the timers' ids. One that has been
+    /// taken may stand here still.
+    timers: BTreeMap<u32, u64>,
     /// How many have come.
     came: u64,
+}
+
+/// Real-time signals of one number, in the order in which they came, with when that was. One that
+/// was taken back from the middle leaves a gap, so that nobody behind it moves.
+#[derive(Default)]
+struct RealTime {
+    entries: VecDeque<(u64, Option<SigInfo>)>,
+    gaps: usize,
+}
+
+impl RealTime {
+    /// Room that is kept although no signal waits.
+    const KEPT: usize = 32;
+
+    /// False if there is no memory.
+    fn push(&mut self, came: u64, info: SigInfo) -> bool {
+        let has_room = self.entries.try_reserve(1).is_ok();
+        if has_room {
+            self.entries.push_back((came, Some(info)));
+        }
+        has_room
+    }
+
+    /// Takes the first, and whether it was the last one.
+    fn pop(&mut self) -> (Option<SigInfo>, bool) {
+        let first = self.entries.pop_front().and_then(|(_, info)| info);
+        self.trim();
+        (first, self.entries.is_empty())
+    }
+
+    /// Takes the one that came then back, if it waits still.
+    fn remove(&mut self, came: u64) -> Option<SigInfo> {
+        let at = self.place(came)?;
+        let info = self.entries[at].1.take()?;
+        self.gaps += 1;
+        self.trim();
+        if self.gaps > self.entries.len() / 2 {
+            self.entries.retain(|(_, info)| info.is_some());
+            self.gaps = 0;
+        }
+        Some(info)
+    }
+
+    fn get_mut(&mut self, came: u64) -> Option<&mut SigInfo> {
+        let at = self.place(came)?;
+        self.entries[at].1.as_mut()
+    }
+
+    fn place(&self, came: u64) -> Option<usize> {
+        self.entries.binary_search_by_key(&came, |&(came, _)| came).ok()
+    }
+
+    /// Neither the first nor the last is a gap.
+    fn trim(&mut self) {
+        while self.entries.front().is_some_and(|(_, info)| info.is_none()) {
+            self.entries.pop_front();
+            self.gaps -= 1;
+        }
+        while self.entries.back().is_some_and(|(_, info)| info.is_none()) {
+            self.entries.pop_back();
+            self.gaps -= 1;
+        }
+        if self.entries.is_empty() && self.entries.capacity() > Self::KEPT {
+            self.entries = VecDeque::new();
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, SigInfo)> {
+        self.entries.iter().filter_map(|&(came, info)| Some((came, info?)))
+    }
 }
 
 /// The queue of real-time signals is full.
@@ -81,10 +156,13 @@ impl Pending {
         if !real_time && self.set & bit(number) != 0 {
             return Ok(());
         }
-        let has_room = self.queue.len() + self.real_time.len() < limit;
-        let place = (number, self.came);
-        if has_room && real_time && !machine::frame::is_short() {
-            self.real_time.insert(place, info);
+        let has_room = self.queue.len() + self.real_time_len < limit;
+        if has_room
+            && real_time
+            && !machine::frame::is_short()
+            && self.real_time.entry(number).or_default().push(self.came, info)
+        {
+            self.real_time_len += 1;
             self.came += 1;
         } else if has_room && !real_time && self.queue.try_reserve(1).is_ok() {
             self.queue.push_back((self.came, info));
@@ -100,20 +178,49 @@ impl Pending {
     /// many expiries it stands for beyond the first.
     pub fn add_timer(&mut self, info: SigInfo) {
         let (id, missed) = info.timer_fields();
-        let same = |other: &&mut SigInfo| {
-            info.code == raw::SI_TIMER
-                && other.code == raw::SI_TIMER
-                && other.signo == info.signo
-                && other.timer_fields().0 == id
+        let pending = match info.code {
+            raw::SI_TIMER => self.of_timer(info.number(), id),
+            _ => None,
         };
-        let standard = self.queue.iter_mut().map(|(_, info)| info);
-        let of_number = (info.number(), 0)..=(info.number(), u64::MAX);
-        let real_time = self.real_time.range_mut(of_number).map(|(_, info)| info);
-        match standard.chain(real_time).find(same) {
-            Some(pending) => pending.add_overruns(missed.saturating_add(1)),
-            // Timers are bounded, and each has one entry at most.
-            None => {
-                let _ = self.add(info, usize::MAX);
+        if let Some(pending) = pending {
+            pending.add_overruns(missed.saturating_add(1));
+            return;
+        }
+        let came = self.came;
+        // Timers are bounded, and each has one entry at most.
+        let _ = self.add(info, usize::MAX);
+        let is_real_time = info.number() >= raw::SIGRTMIN;
+        if info.code == raw::SI_TIMER && is_real_time && self.came > came {
+            self.timers.insert(id, came);
+        }
+    }
+
+    /// The signal of this number that this timer has sent, if it waits.
+    fn of_timer(&mut self, number: u32, id: u32) -> Option<&mut SigInfo> {
+        if number >= raw::SIGRTMIN {
+            let &came = self.timers.get(&id)?;
+            return self.real_time.get_mut(&number)?.get_mut(came);
+        }
+        let mut standard = self.queue.iter_mut().map(|(_, info)| info);
+        standard.find(|info| info.number() == number && info.is_of_timer(id))
+    }
+
+    /// Takes the signal of a timer back, if it waits.
+    pub fn recall_timer(&mut self, number: u32, id: u32) {
+        if number < raw::SIGRTMIN {
+            let before = self.queue.len();
+            self.queue.retain(|(_, info)| info.number() != number || !info.is_of_timer(id));
+            if self.queue.len() < before {
+                self.set &= !bit(number);
+            }
+            return;
+        }
+        let Some(came) = self.timers.remove(&id) else { return };
+        let Some(all) = self.real_time.get_mut(&number) else { return };
+        if all.remove(came).is_some() {
+            self.real_time_len -= 1;
+            if all.entries.is_empty() {
+                self.set &= !bit(number);
             }
         }
     }
@@ -145,10 +252,25 @@ impl Pending {
             };
             return (info.map(|(_, info)| info), true);
         }
-        let mut of_number = self.real_time.range((number, 0)..=(number, u64::MAX));
-        let first = of_number.next().map(|(&place, _)| place);
-        let is_last = of_number.next().is_none();
-        (first.and_then(|place| self.real_time.remove(&place)), is_last)
+        let Some(all) = self.real_time.get_mut(&number) else { return (None, true) };
+        let (first, is_last) = all.pop();
+        if let Some(info) = first {
+            self.real_time_len -= 1;
+            if info.code == raw::SI_TIMER {
+                self.forget_timer(info.timer_fields().0);
+            }
+        }
+        (first, is_last)
+    }
+
+    /// A signal with this id of a timer was taken. A program may have sent it: then the timer's own
+    /// waits still.
+    #[inline(never)]
+    fn forget_timer(&mut self, id: u32) {
+        let Some(&came) = self.timers.get(&id) else { return };
+        if !self.real_time.values().any(|all| all.place(came).is_some()) {
+            self.timers.remove(&id);
+        }
     }
 
     /// Takes a standard signal with this number that is not the first of the queue.
@@ -162,7 +284,7 @@ impl Pending {
     #[must_use]
     pub fn get(&self, at: usize) -> Option<SigInfo> {
         let standard = self.queue.iter().copied();
-        let real_time = self.real_time.iter().map(|(&(_, came), &info)| (came, info));
+        let real_time = self.real_time.values().flat_map(RealTime::iter);
         let mut all: Vec<(u64, SigInfo)> = standard.chain(real_time).collect();
         all.sort_unstable_by_key(|&(came, _)| came);
         all.get(at).map(|&(_, info)| info)
@@ -173,32 +295,17 @@ impl Pending {
         if self.set & gone != 0 {
             self.set &= !gone;
             self.queue.retain(|(_, info)| gone & bit(info.number()) == 0);
-            self.real_time.retain(|(number, _), _| gone & bit(*number) == 0);
+            self.real_time.retain(|&number, _| gone & bit(number) == 0);
+            let all = self.real_time.values();
+            self.real_time_len = all.map(|all| all.entries.len() - all.gaps).sum();
         }
     }
 
     /// Those of `set` that timers sent.
     pub fn of_timers(&self, set: SignalSet) -> impl Iterator<Item = SigInfo> {
-        let all = self.queue.iter().map(|(_, info)| info).chain(self.real_time.values());
-        all.filter(move |info| info.code == raw::SI_TIMER && set & bit(info.number()) != 0).copied()
-    }
-
-    /// Forgets the signals that are `gone`.
-    pub fn remove_if(&mut self, gone: impl Fn(&SigInfo) -> bool) {
-        let mut numbers = 0;
-        let mut stays = |info: &SigInfo| {
-            let is_gone = gone(info);
-            numbers |= if is_gone { bit(info.number()) } else { 0 };
-            !is_gone
-        };
-        self.queue.retain(|(_, info)| stays(info));
-        self.real_time.retain(|_, info| stays(info));
-        for number in (1..=LAST).filter(|&number| numbers & bit(number) != 0) {
-            let mut others = self.real_time.range((number, 0)..=(number, u64::MAX));
-            if others.next().is_none() {
-                self.set &= !bit(number);
-            }
-        }
+        let real_time = self.real_time.values().flat_map(RealTime::iter);
+        let all = self.queue.iter().copied().chain(real_time).map(|(_, info)| info);
+        all.filter(move |info| info.code == raw::SI_TIMER && set & bit(info.number()) != 0)
     }
 
     /// Forgets all.

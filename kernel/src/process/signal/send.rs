@@ -44,9 +44,14 @@ pub fn send_timer(
     send(process, (target, None), info, Some(is_current)).unwrap_or(true)
 }
 
-/// Takes back signals that are pending anywhere in the process.
-pub fn recall(process: &Process, is_gone: impl Fn(&SigInfo) -> bool) {
-    each_pending(process, |pending| pending.remove_if(&is_gone));
+/// Takes back the signal of a timer, if it waits: of the process, or of the thread that is told.
+pub fn recall_timer(process: &Process, target: Option<&Thread>, number: u32, id: u32) {
+    // Also for a thread's: who sends one holds this lock.
+    let mut shared = process.signals.lock();
+    match target {
+        Some(thread) => thread.signals.lock().pending.recall_timer(number, id),
+        None => shared.pending.recall_timer(number, id),
+    }
 }
 
 /// Acts on what is pending for the process, and for each of its threads.
@@ -115,8 +120,8 @@ fn send(
             None => add(&mut shared.pending),
         }?;
         // A timer that expires while a thread of the process runs is that thread's.
-        let own = of_timer.and(has_current().then(|| current().tid()));
-        let own = own.and_then(|tid| threads.iter().find(|thread| thread.tid() == tid));
+        let own = of_timer.filter(|_| has_current()).map(|_| current().to_arc());
+        let own = own.as_ref().filter(|own| threads.has(own));
         let taker = choose(&threads, target.or(preferred).or(own), number);
         // Who is only preferred may not want it.
         let taker = taker.or_else(|| choose(&threads, target, number));

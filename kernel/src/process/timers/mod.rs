@@ -117,7 +117,14 @@ impl AlarmTimer {
         if let Some(Identity { id, .. }) = self.identity
             && old.has_expired
         {
-            send::recall(process, |info| info.code == raw::SI_TIMER && info.timer_fields().0 == id);
+            let target = match &self.notify {
+                Notify::Thread(thread) => match thread.upgrade() {
+                    None => return,
+                    thread => thread,
+                },
+                _ => None,
+            };
+            send::recall_timer(process, target.as_deref(), self.signal, id);
         }
     }
 
