@@ -23,7 +23,11 @@ tests!("found_files":
     what_was_moved_stays_apart, who_cannot_be_sent_was_read, settings_take_nothing,
     sizes_behind_areas, nobody_traces_zombies, who_has_more_keeps_its_priority,
     areas_without_reserve_stay_apart, text_has_nothing_left, what_is_not_shared_is_not_copied,
-    what_stays_behind_is_one, no_node_is_the_wrong_one,
+    what_stays_behind_is_one, no_node_is_the_wrong_one, the_end_is_written_nowhere,
+    long_names_are_not_remembered, descriptors_are_no_right_to_a_name, zombies_keep_their_priority,
+    what_may_merge_stays_apart, zeros_from_an_offset,
+    files_grow_below_what_is_written, limits_of_less_than_a_page,
+    stacks_come_by_small_pages,
 );
 
 fn other_ids_end_the_death_signal() {
@@ -1040,4 +1044,150 @@ fn no_node_is_the_wrong_one() {
     sc!(SYS_mbind, at, 8192, preferred, &raw const node, 64, STRICT).is(0);
     sc!(SYS_mbind, at, 8192, 0, 0, 0, STRICT).is(0);
     sc!(SYS_munmap, at, 8192).is(0);
+}
+
+/// Behind the last entry of a directory there is nothing to write, wherever to.
+fn the_end_is_written_nowhere() {
+    let fd = open(&dir(), O_RDONLY | O_DIRECTORY).fd();
+    sc!(SYS_getdents64, fd, 1u64 << 47, 4096).fails(EFAULT);
+    let mut entries = [0u8; 4096];
+    while sc!(SYS_getdents64, fd, entries.as_mut_ptr(), 4096).must() > 0 {}
+    for nowhere in [1u64 << 47, 8] {
+        sc!(SYS_getdents64, fd, nowhere, 4096).is(0);
+        sc!(SYS_getdents, fd, nowhere, 4096).is(0);
+    }
+}
+
+/// Who looks up what is remembered only (RESOLVE_CACHED) learns of no name that it is too long.
+fn long_names_are_not_remembered() {
+    const RESOLVE_CACHED: u64 = 0x20;
+    let name = c(&format!("{}/{}", dir(), "n".repeat(300)));
+    for (resolve, error) in [(0, ENAMETOOLONG), (RESOLVE_CACHED, EAGAIN)] {
+        let how = [0u64, 0, resolve];
+        sc!(SYS_openat2, AT_FDCWD, name.as_ptr(), how.as_ptr(), 24).fails(error);
+    }
+}
+
+/// linkat(2) with AT_EMPTY_PATH takes no descriptor that somebody else opened, whatever the path.
+fn descriptors_are_no_right_to_a_name() {
+    let base = dir();
+    std::fs::write(format!("{base}/f"), "x").unwrap();
+    std::fs::set_permissions(&base, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let (place, file) = (open(&base, O_PATH).fd(), open(&format!("{base}/f"), O_RDONLY).fd());
+    let link = |fd: i32, old: &str, new: &str, flags: i32| {
+        let new = c(&format!("{base}/{new}"));
+        sc!(SYS_linkat, fd, c(old).as_ptr(), AT_FDCWD, new.as_ptr(), flags)
+    };
+    link(file, "below", "a", AT_EMPTY_PATH).fails(ENOTDIR);
+    link(place, "f", "a", AT_EMPTY_PATH).is(0);
+    as_user(|| {
+        link(file, "below", "b", 0).fails(ENOTDIR);
+        link(file, "below", "b", AT_EMPTY_PATH).fails(ENOENT);
+        link(file, "", "b", AT_EMPTY_PATH).fails(ENOENT);
+        link(place, "missing", "b", AT_EMPTY_PATH).fails(ENOENT);
+        link(777, "f", "b", AT_EMPTY_PATH).fails(EBADF);
+        link(file, &format!("{base}/missing"), "b", AT_EMPTY_PATH).fails(ENOENT);
+        link(file, "/dev/null", "b", AT_EMPTY_PATH).fails(EXDEV);
+    });
+}
+
+/// Who has ended and was not waited for is scheduled no more, but has its priority, which can be
+/// changed.
+fn zombies_keep_their_priority() {
+    let (ioprio_process, best_effort) = (1, 2usize << 13);
+    let child = fork(|| {
+        sc!(SYS_setpriority, PRIO_PROCESS, 0, 7).is(0);
+        0
+    });
+    let mut info = [0u8; 128];
+    sc!(SYS_waitid, P_PID, child, info.as_mut_ptr(), WEXITED | WNOWAIT, 0).is(0);
+    sc!(SYS_getpriority, PRIO_PROCESS, child).is(20 - 7);
+    let stat = || std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap();
+    let nice = || stat().rsplit_once(") ").unwrap().1.split(' ').nth(16).unwrap().to_owned();
+    assert_eq!(nice(), "7");
+    sc!(SYS_setpriority, PRIO_PROCESS, child, 19).is(0);
+    sc!(SYS_getpriority, PRIO_PROCESS, child).is(20 - 19);
+    assert_eq!(nice(), "19");
+    sc!(SYS_ioprio_get, ioprio_process, child).is(0);
+    wait(child);
+    let child = fork(|| {
+        sc!(SYS_setpgid, 0, 0).is(0);
+        sc!(SYS_setpriority, PRIO_PROCESS, 0, 19).is(0);
+        0
+    });
+    sc!(SYS_waitid, P_PID, child, info.as_mut_ptr(), WEXITED | WNOWAIT, 0).is(0);
+    sc!(SYS_ioprio_get, 2, child).is(best_effort | 7);
+    wait(child);
+}
+
+/// MADV_MERGEABLE is a property of an area of a program's own memory.
+fn what_may_merge_stays_apart() {
+    let (base, both) = (place_for(8), PROT_READ | PROT_WRITE);
+    let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    mmap(base, 4 * 4096, both, flags, -1, 0).is(base);
+    sc!(SYS_madvise, base + 4096, 4096, MADV_MERGEABLE).is(0);
+    assert_eq!([0, 1, 2].map(|page| area_of(base, page)), [(0, 1), (1, 2), (2, 4)]);
+    sc!(SYS_madvise, base, 4 * 4096, MADV_UNMERGEABLE).is(0);
+    assert_eq!(area_of(base, 0), (0, 4));
+    // What is shared never is.
+    let flags = MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED;
+    mmap(base, 4 * 4096, both, flags, -1, 0).is(base);
+    sc!(SYS_madvise, base + 4096, 4096, MADV_MERGEABLE).is(0);
+    assert_eq!(area_of(base, 1), (0, 4));
+    sc!(SYS_munmap, base, 8 * 4096).is(0);
+}
+
+/// A shared mapping of /dev/zero shows its offset, and has as many bytes as were mapped.
+fn zeros_from_an_offset() {
+    let fd = open("/dev/zero", O_RDWR).fd();
+    let both = PROT_READ | PROT_WRITE;
+    for (offset, is_there) in [(0, true), (4096, true), (8192, false)] {
+        let at = mmap(0, 8192, both, MAP_SHARED, fd, offset).must();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let line = maps.lines().find(|line| line.starts_with(&format!("{at:08x}-"))).unwrap();
+        assert_eq!(line.split(' ').nth(2), Some(format!("{offset:08x}").as_str()));
+        assert!(line.ends_with("/dev/zero (deleted)"));
+        let mut byte = 1u8;
+        let part = [&raw mut byte as usize, 1];
+        let there = [at, 1];
+        let read = sc!(SYS_process_vm_readv, pid(), part.as_ptr(), 1, there.as_ptr(), 1, 0);
+        assert_eq!(read, if is_there { Ok(1) } else { Err(EFAULT) });
+        sc!(SYS_munmap, at, 8192).is(0);
+    }
+}
+
+/// What is written to a file's end may come from there: it is there when it is reached.
+fn files_grow_below_what_is_written() {
+    let path = format!("{}/f", dir());
+    std::fs::write(&path, vec![7u8; 6000]).unwrap();
+    let fd = open(&path, O_RDWR | O_APPEND).fd();
+    let at = mmap(0, 6 * 4096, PROT_READ, MAP_PRIVATE, fd, 0).must();
+    sc!(SYS_write, fd, at + 4096, 5000).is(5000);
+    assert_eq!(std::fs::read(&path).unwrap().len(), 11_000);
+    sc!(SYS_write, fd, at + 5 * 4096, 5).fails(EFAULT);
+    sc!(SYS_munmap, at, 6 * 4096).is(0);
+}
+
+/// A limit of locked memory that is less than a page refuses for want of room, and not of rights.
+fn limits_of_less_than_a_page() {
+    let at = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0).must();
+    as_user(|| {
+        for (limit, error) in [(40u64, ENOMEM), (0, EPERM)] {
+            sc!(SYS_setrlimit, RLIMIT_MEMLOCK, [limit, 4096].as_ptr()).is(0);
+            sc!(SYS_mlock, at, 4096).fails(error);
+        }
+    });
+    sc!(SYS_munmap, at, 4096).is(0);
+}
+
+/// MAP_STACK says that no huge pages are wanted, as MADV_NOHUGEPAGE does.
+fn stacks_come_by_small_pages() {
+    let (base, both) = (place_for(8), PROT_READ | PROT_WRITE);
+    let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    mmap(base, 4 * 4096, both, flags, -1, 0).is(base);
+    mmap(base + 4 * 4096, 4 * 4096, both, flags | MAP_STACK, -1, 0).is(base + 4 * 4096);
+    assert_eq!([0, 4].map(|page| area_of(base, page)), [(0, 4), (4, 8)]);
+    sc!(SYS_madvise, base, 4 * 4096, MADV_NOHUGEPAGE).is(0);
+    assert_eq!(area_of(base, 0), (0, 8));
+    sc!(SYS_munmap, base, 8 * 4096).is(0);
 }

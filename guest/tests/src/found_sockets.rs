@@ -14,7 +14,10 @@ tests!("found_sockets":
     values_of_no_length, long_requests, netlink_has_no_errors, kinds_of_icmp_before_the_way,
     who_was_refused_is_not_new, nothing_of_a_stream_is_nobodys, peers_without_a_port,
     no_ipv4_for_raw_ipv6, packets_stay_whole, what_is_held_back_takes_memory,
-    urgent_bytes_passed_over, peers_of_raw_ipv6,
+    urgent_bytes_passed_over, peers_of_raw_ipv6, addresses_without_a_port, no_bytes_lie_nowhere,
+    ways_of_the_refused, what_could_be_of_an_interface, netlink_takes_no_descriptors,
+    ports_of_a_range, who_hears_no_more_has_read, urgent_without_room, deaf_until_disconnected,
+    long_packets_to_nobody,
 );
 
 type Address = Vec<u8>;
@@ -765,6 +768,13 @@ fn peers_without_a_port() {
         send(other, b"y", 0, Some(&name(one))).is(1);
         assert_eq!(receive(one, 0), Ok(b"y".to_vec()));
     }
+    // A socket of IPv6 sends to its peer of IPv4 as if it had been named.
+    for to in [inet(0, LOOPBACK), inet6(0, &MAPPED)] {
+        let one = socket(AF_INET6, SOCK_DGRAM, 0);
+        connect(one, &to).is(0);
+        send(one, b"x", 0, None).fails(EINVAL);
+        sc!(SYS_write, one, b"x".as_ptr(), 1).fails(EINVAL);
+    }
 }
 
 fn no_ipv4_for_raw_ipv6() {
@@ -829,4 +839,209 @@ fn peers_of_raw_ipv6() {
     let third = socket(AF_INET6, SOCK_RAW, 58);
     connect(third, &inet6(0x1234, &[0xff, 0xff, 127, 0, 0, 1])).is(0);
     send(third, &[128; 8], 0, None).fails(ENETUNREACH);
+}
+
+/// With IP_BIND_ADDRESS_NO_PORT an address has no port before one is needed; and an address that a
+/// program chose stays, where the port that the kernel chose goes.
+fn addresses_without_a_port() {
+    let open = inet(0, LOOPBACK);
+    let (listener, server) = tcp_listener();
+    let port_of = |socket: i32| u16::from_be_bytes([name(socket)[2], name(socket)[3]]);
+    for kind in [SOCK_STREAM, SOCK_DGRAM] {
+        let one = socket(AF_INET, kind, 0);
+        set(one, 0, IP_BIND_ADDRESS_NO_PORT, 1).is(0);
+        bind(one, &open).is(0);
+        assert_eq!(name(one), open);
+        bind(one, &inet(0, [127, 0, 0, 2])).is(0);
+        assert_eq!(name(one), inet(0, [127, 0, 0, 2]));
+        connect(one, &server).is(0);
+        assert_ne!(port_of(one), 0);
+        assert_eq!(name(one)[4..8], [127, 0, 0, 2]);
+        connect(one, &of_family(AF_UNSPEC, open.clone())).is(0);
+        assert_eq!(name(one)[4..8], [127, 0, 0, 2]);
+        let two = socket(AF_INET, kind, 0);
+        set(two, 0, IP_BIND_ADDRESS_NO_PORT, 1).is(0);
+        bind(two, &inet(0, [0; 4])).is(0);
+        assert_eq!(port_of(two), 0);
+        match kind {
+            SOCK_STREAM => listen(two).is(0),
+            _ => send(two, b"x", 0, Some(&inet(9, LOOPBACK))).is(1),
+        }
+        assert_ne!(port_of(two), 0);
+        let three = socket(AF_INET6, kind, 0);
+        set(three, 0, IP_BIND_ADDRESS_NO_PORT, 1).is(0);
+        bind(three, &inet6(0, &[1])).is(0);
+        assert_eq!(port_of(three), 0);
+        [one, two, three].into_iter().for_each(close);
+    }
+    let one = socket(AF_INET, SOCK_DGRAM, 0);
+    bind(one, &open).is(0);
+    assert_ne!(port_of(one), 0);
+    connect(one, &server).is(0);
+    connect(one, &of_family(AF_UNSPEC, open.clone())).is(0);
+    assert_eq!(name(one), open);
+    close(listener);
+}
+
+/// Where an address of no bytes lies, nobody asks.
+fn no_bytes_lie_nowhere() {
+    let one = socket(AF_INET, SOCK_DGRAM, 0);
+    let [two, _] = pair(SOCK_STREAM);
+    for fd in [one, two, socket(AF_INET6, SOCK_STREAM, 0), socket(AF_UNIX, SOCK_STREAM, 0)] {
+        for nowhere in [1usize << 63, 1 << 47, 8] {
+            sc!(SYS_bind, fd, nowhere, 0).fails(EINVAL);
+            sc!(SYS_bind, fd, nowhere, 2).fails(EFAULT);
+            sc!(SYS_connect, fd, nowhere, 0).fails(EINVAL);
+        }
+    }
+    send(one, b"x", 0, Some(&[])).fails(EINVAL);
+}
+
+/// How long a packet may be on the way to whom a socket was refused by.
+fn ways_of_the_refused() {
+    let (listener, server) = tcp_listener();
+    close(listener);
+    let mut mapped = inet6(0, &MAPPED);
+    mapped[2..4].copy_from_slice(&server[2..4]);
+    let one = socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    connect(one, &mapped).fails(EINPROGRESS);
+    assert_eq!(get(one, 0, IP_MTU), Ok(65535));
+    let mut six = inet6(0, &[1]);
+    six[2..4].copy_from_slice(&server[2..4]);
+    let two = socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    connect(two, &six).fails(EINPROGRESS);
+    assert_eq!(get(two, 41, IPV6_MTU), Ok(65536));
+}
+
+/// An ioctl of a socket's that none is reads first what it would say of an interface.
+fn what_could_be_of_an_interface() {
+    let request = [0u8; 40];
+    for kind in [SOCK_DGRAM, SOCK_RAW] {
+        let one = socket(AF_NETLINK, kind, 0);
+        for command in [0x8905, 0x8939, 0x89ef] {
+            sc!(SYS_ioctl, one, command, request.as_ptr()).fails(ENOTTY);
+            sc!(SYS_ioctl, one, command, 8).fails(EFAULT);
+        }
+        sc!(SYS_ioctl, one, 0x8805, 8).fails(ENOTTY);
+    }
+    let udp = socket(AF_INET, SOCK_DGRAM, 0);
+    sc!(SYS_ioctl, udp, 0x8905, request.as_ptr()).fails(ENOTTY);
+    sc!(SYS_ioctl, udp, 0x8905, 8).fails(EFAULT);
+}
+
+/// By netlink a process says who it is, and passes nothing on.
+fn netlink_takes_no_descriptors() {
+    let one = socket(AF_NETLINK, SOCK_RAW, 0);
+    let bytes = [0u8; 20];
+    let send = |control: &[u32]| {
+        let part = iovec { iov_base: bytes.as_ptr() as *mut c_void, iov_len: bytes.len() };
+        let (at, len) = (control.as_ptr() as usize, 4 * control.len());
+        let header = [0, 0, &raw const part as usize, 1, at, len, 0];
+        sc!(SYS_sendmsg, one, header.as_ptr(), 0)
+    };
+    let (level, rights, credentials) = (SOL_SOCKET as u32, 1, 2);
+    send(&[20, 0, level, rights, 0, 0]).fails(EINVAL);
+    send(&[28, 0, level, credentials, pid() as u32, 0, 0, 0]).is(20);
+    send(&[20, 0, level, credentials, 0, 0]).fails(EINVAL);
+    send(&[20, 0, level, 77, 0, 0]).fails(EINVAL);
+    send(&[20, 0, 0, 77, 0, 0]).is(20);
+    as_user(|| {
+        send(&[28, 0, level, credentials, 1, 0, 0, 0]).fails(EPERM);
+    });
+}
+
+/// A port that the kernel chooses is of the range that the program asked for.
+fn ports_of_a_range() {
+    const IP_LOCAL_PORT_RANGE: i32 = 51;
+    let range = |lowest: u32, highest: u32| (highest << 16 | lowest) as i32;
+    let port_of = |socket: i32| u32::from(u16::from_be_bytes([name(socket)[2], name(socket)[3]]));
+    let (listener, server) = tcp_listener();
+    for kind in [SOCK_STREAM, SOCK_DGRAM] {
+        let bound: Vec<i32> = (0..4)
+            .map(|_| {
+                let one = socket(AF_INET, kind, 0);
+                set(one, 0, IP_LOCAL_PORT_RANGE, range(41_000, 40_999)).fails(EINVAL);
+                set(one, 0, IP_LOCAL_PORT_RANGE, range(41_000, 41_003)).is(0);
+                bind(one, &inet(0, LOOPBACK)).is(0);
+                one
+            })
+            .collect();
+        let mut ports: Vec<u32> = bound.iter().map(|socket| port_of(*socket)).collect();
+        ports.sort();
+        assert_eq!(ports, [41_000, 41_001, 41_002, 41_003]);
+        let other = socket(AF_INET, kind, 0);
+        set(other, 0, IP_LOCAL_PORT_RANGE, range(41_000, 41_003)).is(0);
+        bind(other, &inet(0, LOOPBACK)).fails(EADDRINUSE);
+        bound.into_iter().for_each(close);
+        set(other, 0, IP_LOCAL_PORT_RANGE, range(41_001, 41_001)).is(0);
+        connect(other, &server).is(0);
+        assert_eq!(port_of(other), 41_001);
+        close(other);
+        // What is none of the machine's range is no end of it.
+        let last = socket(AF_INET, kind, 0);
+        set(last, 0, IP_LOCAL_PORT_RANGE, range(5, 32_779)).is(0);
+        bind(last, &inet(0, LOOPBACK)).is(0);
+        assert!((32_768..=32_779).contains(&port_of(last)));
+        close(last);
+    }
+    close(listener);
+}
+
+/// That there is nothing to send is told before that the receiver takes no more.
+fn who_hears_no_more_has_read() {
+    let [one, other] = pair(SOCK_DGRAM);
+    while send(one, &[7; 1000], 0, None).is_ok() {}
+    send(one, b"x", 0, None).fails(EAGAIN);
+    sc!(SYS_sendto, one, 8, 5, MSG_NOSIGNAL, 0, 0).fails(EFAULT);
+    sc!(SYS_shutdown, other, SHUT_RD).is(0);
+    send(one, b"x", 0, None).fails(EPIPE);
+    sc!(SYS_sendto, one, 8, 5, MSG_NOSIGNAL, 0, 0).fails(EFAULT);
+    sc!(SYS_shutdown, one, SHUT_WR).is(0);
+    sc!(SYS_sendto, one, 8, 5, MSG_NOSIGNAL, 0, 0).fails(EPIPE);
+}
+
+/// A unix stream's urgent byte counts as received where there is no room for it, too.
+fn urgent_without_room() {
+    let [one, other] = pair(SOCK_STREAM);
+    send(other, b"abc", MSG_OOB, None).is(3);
+    let receive = |flags: i32| {
+        let header = [0usize; 7];
+        let got = sc!(SYS_recvmsg, one, header.as_ptr(), flags);
+        (got, header[6] as i32 & (MSG_OOB | MSG_TRUNC))
+    };
+    assert_eq!(receive(MSG_OOB | MSG_PEEK), (Ok(1), MSG_OOB));
+    assert_eq!(receive(MSG_OOB), (Ok(1), MSG_OOB));
+    assert_eq!(receive(MSG_OOB).0, Err(EINVAL));
+    sc!(SYS_recvfrom, one, 0, 0, MSG_OOB, 0, 0).fails(EINVAL);
+}
+
+/// A TCP socket that was told to hear no more hears again once it was disconnected.
+fn deaf_until_disconnected() {
+    let one = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    sc!(SYS_shutdown, one, SHUT_RD).fails(ENOTCONN);
+    assert_eq!(receive(one, 0), Ok(Vec::new()));
+    connect(one, &of_family(AF_UNSPEC, inet(0, [0; 4]))).is(0);
+    assert_eq!(receive(one, 0), Err(ENOTCONN));
+    let (listener, server) = tcp_listener();
+    close(listener);
+    sc!(SYS_shutdown, one, SHUT_RDWR).fails(ENOTCONN);
+    connect(one, &server).fails(EINPROGRESS);
+    connect(one, &server).fails(ECONNREFUSED);
+    assert_eq!(receive(one, 0), Err(ENOTCONN));
+    bind(one, &inet(0, LOOPBACK)).is(0);
+    sc!(SYS_shutdown, one, SHUT_RD).fails(ENOTCONN);
+    listen(one).is(0);
+    connect(one, &of_family(AF_UNSPEC, inet(0, [0; 4]))).is(0);
+    assert_eq!(receive(one, 0), Err(ENOTCONN));
+}
+
+/// A raw socket of IPv6 is asked whom a packet is for before how long it is; one of IPv4 after.
+fn long_packets_to_nobody() {
+    let long = vec![0u8; 70_000];
+    for (family, error) in [(AF_INET, EMSGSIZE), (AF_INET6, EDESTADDRREQ)] {
+        let one = socket(family, SOCK_RAW, 222);
+        send(one, &long, 0, None).fails(error);
+    }
+    let one = socket(AF_INET6, SOCK_RAW, 222);
+    send(one, &long, 0, Some(&inet6(0, &[1]))).fails(EMSGSIZE);
 }

@@ -548,6 +548,7 @@ fn advice_is_told() {
         (MADV_DONTFORK, MADV_DOFORK, "dc"),
         (MADV_WIPEONFORK, MADV_KEEPONFORK, "wf"),
         (MADV_DONTDUMP, MADV_DODUMP, "dd"),
+        (MADV_MERGEABLE, MADV_UNMERGEABLE, "mg"),
         (MADV_HUGEPAGE, MADV_NOHUGEPAGE, "hg"),
     ] {
         assert!(!has_flag(p, flag), "{flag} from the start");

@@ -121,7 +121,29 @@ pub struct SchedEntity {
     pub switches: (u64, u64),
 }
 
+/// What is left of how a thread was scheduled that has ended, and was not waited for.
+#[derive(Clone, Copy, Default)]
+pub struct Left {
+    nice: i32,
+    policy: u32,
+    priority: i32,
+    affinity: u32,
+    last_cpu: usize,
+}
+
 impl SchedEntity {
+    /// As it was asked for, of a thread that has ended.
+    pub fn of_ended(left: Left) -> Self {
+        let Left { nice, policy, priority, affinity, last_cpu } = left;
+        SchedEntity { nice, policy, priority, affinity, last_cpu, ..SchedEntity::new() }
+    }
+
+    /// What is left of it.
+    pub fn left(&self) -> Left {
+        let SchedEntity { nice, policy, priority, affinity, last_cpu, .. } = *self;
+        Left { nice, policy, priority, affinity, last_cpu }
+    }
+
     /// A new thread: asleep until `unpark`, anywhere, at normal priority.
     pub fn new() -> Self {
         SchedEntity {

@@ -11,7 +11,7 @@ use crate::base::user::UserPtr;
 use crate::io::{file_at, give_pair};
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{ReceiveMode, Received, SendMode};
-use crate::net::control::{self, Control, Ucred, Writer};
+use crate::net::control::{self, Control, Passes, Ucred, Writer};
 use crate::net::options::{sender, stamps};
 use crate::net::{
     self, Common, Outgoing, Socket, SocketFile, SocketKind, file_for, hooks, options, unix,
@@ -279,11 +279,12 @@ fn send_header(who: &Thread, file: &Arc<File>, header: &MsgHdr, flags: u32) -> R
         Control::default()
     } else {
         let common = socket_of(file)?.common();
-        let passes = common.domain == raw::AF_UNIX;
+        let passes = Passes::of(common.domain);
+        let is_unix = passes == Passes::All;
         match control::read(who, header.control, header.control_len, passes) {
             // What cannot be read at all is told at once.
             Err(error @ (Errno::EFAULT | Errno::ENOBUFS)) => return Err(error),
-            Err(error) if !passes || common.kind == SocketKind::SeqPacket => {
+            Err(error) if !is_unix || common.kind == SocketKind::SeqPacket => {
                 Control { error: Some(error), ..Control::default() }
             }
             control => control?,

@@ -25,7 +25,7 @@ const INTERVAL_NS: u64 = scheduler::queue::SLICE_NS;
 /// Whom a call is about.
 enum Target {
     Thread(Arc<Thread>),
-    /// A process that has ended and was not waited for: it can be asked and changed, to no effect.
+    /// A process that has ended and was not waited for: it can be asked and changed.
     Zombie(Arc<Process>),
 }
 
@@ -56,17 +56,25 @@ impl Target {
         }
     }
 
-    /// What `ask` finds out of a thread; of a zombie what a new thread has.
-    fn ask<T: Default>(&self, ask: impl FnOnce(&sched::SchedEntity) -> T) -> T {
+    /// What `ask` finds out of a thread, or of what a zombie has left.
+    fn ask<T>(&self, ask: impl FnOnce(&sched::SchedEntity) -> T) -> T {
         match self {
             Target::Thread(thread) => ask(&thread.base.sched.lock()),
-            Target::Zombie(_) => T::default(),
+            Target::Zombie(process) => {
+                ask(&sched::SchedEntity::of_ended(*process.past_scheduling.lock()))
+            }
         }
     }
 
     fn change(&self, change: impl FnOnce(&mut sched::SchedEntity)) {
-        if let Target::Thread(thread) = self {
-            sched::change(&thread.base, change);
+        match self {
+            Target::Thread(thread) => sched::change(&thread.base, change),
+            Target::Zombie(process) => {
+                let mut left = process.past_scheduling.lock();
+                let mut entity = sched::SchedEntity::of_ended(*left);
+                change(&mut entity);
+                *left = entity.left();
+            }
         }
     }
 }
@@ -449,12 +457,8 @@ pub fn ioprio_get(kind: u32, who: u32) -> Result<u64> {
         hooks::task_getioprio((target.process(),))?;
         return Ok(target.ask(|entity| entity.io_priority).into());
     }
-    let none = IO_BEST_EFFORT << IO_CLASS_SHIFT | 4;
-    let best = targets.iter().map(|target| match target.ask(io_priority) {
-        0 => none,
-        priority => priority,
-    });
-    Ok(best.min().unwrap_or(none).into())
+    let best = targets.iter().map(|target| target.ask(io_priority)).min();
+    Ok(best.ok_or(Errno::ESRCH)?.into())
 }
 
 /// ioprio_set(2): kept and shown; requests are served in order.

@@ -54,7 +54,10 @@ fn list(fd: u64, buffer: u64, count: i32, layout: Layout) -> Result<u64> {
     let mut position = file.position.lock();
     let mut entries = Entries { bytes: Vec::new(), room, layout };
     let next = fill(&file, inode.as_ref(), *position, &mut entries)?;
-    UserPtr::<u8>::new(buffer).write_many(&entries.bytes)?;
+    // Where there is nothing to write, nobody looks at where to.
+    if !entries.bytes.is_empty() {
+        UserPtr::<u8>::new(buffer).write_many(&entries.bytes)?;
+    }
     *position = next;
     file.note_read();
     if let Some(location) = &file.location {

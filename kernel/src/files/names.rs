@@ -97,7 +97,8 @@ pub fn linkat(
     make_link((old_directory, old), (new_directory, new), flags)
 }
 
-/// A descriptor alone is no right to a name: ENOENT unless it was opened with the credentials the
+/// A descriptor alone, or what a path finds below one, is no right to a name with AT_EMPTY_PATH:
+/// ENOENT unless it was opened with the credentials the
 /// caller still has, or CAP_DAC_READ_SEARCH lets the caller find the file anyway (linkat(2)).
 fn check_empty_link(context: &Context, fd: u64) -> Result<()> {
     if fd as i32 == raw::AT_FDCWD || context.subject.capable(Capability::DacReadSearch) {
@@ -112,11 +113,11 @@ fn check_empty_link(context: &Context, fd: u64) -> Result<()> {
 fn make_link(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
     let context = Context::current();
     let old = PathName::read(from.1)?;
-    let target = path::resolve(&context, from.0 as i32, old.bytes(), walk_flags(flags, false))?;
-    let new = PathName::read(to.1)?;
-    if old.bytes().is_empty() {
+    if flags & raw::AT_EMPTY_PATH != 0 && old.bytes().first() != Some(&b'/') {
         check_empty_link(&context, from.0)?;
     }
+    let target = path::resolve(&context, from.0 as i32, old.bytes(), walk_flags(flags, false))?;
+    let new = PathName::read(to.1)?;
     tree::link(&context, &target, to.0 as i32, new.bytes())?;
     Ok(0)
 }

@@ -110,9 +110,10 @@ pub fn openat2(directory: i32, path: u64, how_at: u64, size: usize) -> Result<u6
     let path = PathName::read(path)?;
     let flags = flags | raw::O_LARGEFILE;
     let opened = finish(directory, &path, &How { flags, mode: how.mode as u32, walk });
-    // Names are looked up in memory; that there is no such name is not remembered.
+    // Names are looked up in memory; that there is no such name is not remembered, whatever its
+    // length.
     opened.map_err(|error| match error {
-        Errno::ENOENT if is_cached => Errno::EAGAIN,
+        Errno::ENOENT | Errno::ENAMETOOLONG if is_cached => Errno::EAGAIN,
         // Nor is it known on the way that something is no directory, or closed to the caller: that
         // is said of what the path begins with, and of what it leads to.
         Errno::ENOTDIR | Errno::EACCES if is_cached && !is_reached(directory, &path, walk) => {

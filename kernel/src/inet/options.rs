@@ -6,13 +6,15 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
+use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
 use super::groups::Groups;
+use super::ports::EPHEMERAL;
 use crate::net::interface;
 use crate::net::options::Value;
 use crate::net::{Common, SocketKind};
@@ -36,13 +38,13 @@ enum Takes {
     Unicast,
     /// An interface, or 0.
     Interface,
-    /// Any number.
-    Any,
+    /// Two ports, the lower one in the lower half; 0 is none.
+    Ports,
     /// Cannot be set.
     Nothing,
 }
 
-use Takes::{AdminFlag, Any, Byte, Flag, Interface, Nothing, Range, RangeOrFirst, Unicast};
+use Takes::{AdminFlag, Byte, Flag, Interface, Nothing, Ports, Range, RangeOrFirst, Unicast};
 
 /// An option of IP: number, first value, what it takes.
 type Rule = (u32, i32, Takes);
@@ -70,7 +72,7 @@ const IP_RULES: &[Rule] = &[
     (raw::IP_MULTICAST_LOOP, 1, Flag),
     (raw::IP_MULTICAST_ALL, 1, Range(0, 1)),
     (raw::IP_UNICAST_IF, 0, Unicast),
-    (raw::IP_LOCAL_PORT_RANGE, 0, Any),
+    (raw::IP_LOCAL_PORT_RANGE, 0, Ports),
     (IP_PROTOCOL, 0, Nothing),
     (raw::IP_HDRINCL, 0, Nothing),
     (raw::IP_NODEFRAG, 0, Nothing),
@@ -169,6 +171,8 @@ pub struct IpOptions {
     values: SpinLock<BTreeMap<(u32, u32), i32>>,
     v6_only: AtomicBool,
     wants: AtomicU32,
+    /// What bind(2) has named, of a socket without a port.
+    chosen: SpinLock<Option<IpAddr>>,
     /// Multicast groups.
     pub(super) groups: Groups,
     /// Something differs from the first values, which a sender has to look up.
@@ -257,6 +261,7 @@ impl IpOptions {
             values: SpinLock::new(self.values.lock().clone()),
             v6_only: AtomicBool::new(self.v6_only()),
             wants: AtomicU32::new(self.wants()),
+            chosen: SpinLock::new(None),
             groups: Groups::default(),
             is_special: AtomicBool::new(self.is_special.load(Ordering::Relaxed)),
         }
@@ -273,6 +278,35 @@ impl IpOptions {
             self.v6_only.store(true, Ordering::Relaxed);
             self.keep(raw::IPPROTO_IPV6 as u32, raw::IPV6_V6ONLY, 1);
         }
+    }
+
+    /// Whether bind(2) is to leave the port open (IP_BIND_ADDRESS_NO_PORT): then it has only the
+    /// address from now on.
+    pub(super) fn takes_no_port(&self, address: SocketAddr) -> bool {
+        let no_port = (raw::IPPROTO_IP as u32, raw::IP_BIND_ADDRESS_NO_PORT);
+        let is_open = address.port() == 0 && self.number(no_port.0, no_port.1) != 0;
+        if is_open {
+            self.keep_address(address.ip());
+        }
+        is_open
+    }
+
+    /// The ports that may be chosen for a socket, of those that there are (IP_LOCAL_PORT_RANGE).
+    pub(super) fn port_range(&self) -> RangeInclusive<u16> {
+        let asked = self.number(raw::IPPROTO_IP as u32, raw::IP_LOCAL_PORT_RANGE);
+        let within = |port: u16, end: &u16| if EPHEMERAL.contains(&port) { port } else { *end };
+        let lowest = within(asked as u16, EPHEMERAL.start());
+        lowest..=within((asked >> 16) as u16, EPHEMERAL.end())
+    }
+
+    /// Keeps an address that was chosen, for when there is a port.
+    pub(super) fn keep_address(&self, ip: IpAddr) {
+        *self.chosen.lock() = Some(ip).filter(|ip| !ip.is_unspecified());
+    }
+
+    /// The address that was chosen while there was no port.
+    pub(super) fn chosen_address(&self) -> Option<IpAddr> {
+        *self.chosen.lock()
     }
 
     /// Whether a socket may be bound to any address.
@@ -426,7 +460,10 @@ fn accept(who: &Thread, takes: Takes, first: i32, number: i32) -> Result<i32> {
             Ok(number)
         }
         Byte => Ok(number & 0xff),
-        Any => Ok(number),
+        Ports => match (number as u16, (number >> 16) as u16) {
+            (lowest @ 1.., highest @ 1..) if lowest > highest => Err(Errno::EINVAL),
+            _ => Ok(number),
+        },
         Unicast if number == 0 || number == (interface::LO.index.to_be() as i32) => Ok(number),
         Unicast => Err(Errno::EADDRNOTAVAIL),
         Interface if number == 0 || number == interface::LO.index as i32 => Ok(number),

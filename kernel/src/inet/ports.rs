@@ -17,13 +17,14 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicU16, Ordering};
 
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
 /// Ports given to sockets that ask for none (ip_local_port_range).
-pub(super) const EPHEMERAL: core::ops::RangeInclusive<u16> = 32768..=60999;
+pub(super) const EPHEMERAL: RangeInclusive<u16> = 32768..=60999;
 /// Ports below need CAP_NET_BIND_SERVICE.
 const PRIVILEGED_END: u16 = 1024;
 
@@ -37,6 +38,8 @@ pub(super) trait Owner: Send + Sync {
     fn v6_only(&self) -> bool;
     /// IP_FREEBIND and its kin: whether it may have an address that is not this machine's.
     fn binds_freely(&self) -> bool;
+    /// The ports that may be chosen for it.
+    fn port_range(&self) -> RangeInclusive<u16>;
 }
 
 struct PortEntry<S> {
@@ -191,10 +194,11 @@ impl<S: Owner> Ports<S> {
         ip: IpAddr,
         others: &dyn Fn(SocketAddr) -> bool,
     ) -> Result<Binding<S>> {
-        let count = EPHEMERAL.end() - EPHEMERAL.start() + 1;
+        let ports = owner.port_range();
+        let count = ports.end() - ports.start() + 1;
         let mut entries = self.entries.lock();
         for _ in 0..count {
-            let port = EPHEMERAL.start() + self.next.fetch_add(1, Ordering::Relaxed) % count;
+            let port = ports.start() + self.next.fetch_add(1, Ordering::Relaxed) % count;
             // Not even with another address: who asks for any port gets one that nobody uses.
             if others(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port)) {
                 continue;

@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 use abi::{Errno, Result, net as raw, udp_option};
@@ -93,6 +94,10 @@ impl Owner for UdpSocket {
 
     fn binds_freely(&self) -> bool {
         self.ip.binds_freely()
+    }
+
+    fn port_range(&self) -> RangeInclusive<u16> {
+        self.ip.port_range()
     }
 }
 
@@ -282,8 +287,10 @@ impl UdpSocket {
             }
             check_v4(len, what.mode.urgent)?;
         }
-        // Who is connected to none is not told before nobody takes it.
-        if to.port() == 0 && named.flatten().is_some() {
+        // Who is connected to none is not told before nobody takes it; a socket of IPv6 passes
+        // on to IPv4 whom it is connected to as if it had been named.
+        let is_passed_on = to.is_ipv4() && self.common.is_v6() && !is_lost;
+        if to.port() == 0 && (named.flatten().is_some() || is_passed_on) {
             return Err(Errno::EINVAL);
         }
         let said = what.control.said;
@@ -382,9 +389,15 @@ impl UdpSocket {
 
     fn bind_if_needed(self: &Arc<Self>, who: &Thread) -> Result<()> {
         if self.bound().is_none() {
-            self.bind_at(who, SocketAddr::new(any_address(&self.common), 0))?;
+            self.bind_at(who, SocketAddr::new(self.own_ip(), 0))?;
         }
         Ok(())
+    }
+
+    /// The address it speaks from, or is to once it has a port.
+    fn own_ip(&self) -> IpAddr {
+        let bound = self.bound().map(|bound| bound.ip()).or_else(|| self.ip.chosen_address());
+        bound.unwrap_or_else(|| any_address(&self.common))
     }
 
     fn bind_at(self: &Arc<Self>, who: &Thread, address: SocketAddr) -> Result<SocketAddr> {
@@ -504,7 +517,9 @@ impl Socket for UdpSocket {
         if self.bound().is_some() {
             return Err(Errno::EINVAL);
         }
-        self.bind_at(who, address)?;
+        if !self.ip.takes_no_port(address) {
+            self.bind_at(who, address)?;
+        }
         self.ip.note_bound(address.ip());
         Ok(())
     }
@@ -517,10 +532,11 @@ impl Socket for UdpSocket {
     ) -> Result<()> {
         if address.family()? == raw::AF_UNSPEC {
             *self.peer.lock() = None;
-            // What nobody asked for goes, too.
-            let is_free = |own: &mut Binding<_>| !own.is_asked && own.address.ip().is_unspecified();
-            let binding = self.binding.lock().take_if(is_free);
-            drop(binding);
+            // A port that nobody asked for goes, too; an address stays.
+            let binding = self.binding.lock().take_if(|own| !own.is_asked);
+            if let Some(binding) = binding {
+                self.ip.keep_address(binding.address.ip());
+            }
             return Ok(());
         }
         self.clone().bind_if_needed(who)?;
@@ -625,8 +641,7 @@ impl Socket for UdpSocket {
     }
 
     fn local_address(&self) -> Address {
-        let mut address =
-            self.bound().unwrap_or_else(|| SocketAddr::new(any_address(&self.common), 0));
+        let mut address = self.bound().unwrap_or_else(|| SocketAddr::new(self.own_ip(), 0));
         if let Some(peer) = self.peer.lock().filter(|_| address.ip().is_unspecified()) {
             address.set_ip(source_for(address.ip(), peer.ip()));
         }

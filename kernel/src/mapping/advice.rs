@@ -1,7 +1,7 @@
 //! madvise(2) and process_madvise(2). As on Linux, advice for a range with holes is taken for what
 //! is mapped, and then ENOMEM says that there was a hole; an area that refuses ends it there.
 //!
-//! MADV_MERGEABLE is a hint that is not followed: equal pages are never merged.
+//! MADV_MERGEABLE is a hint that is kept and not followed: equal pages are never merged.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -157,7 +157,12 @@ impl Action {
                     false => Ok(vma.flags),
                 })
             }
-            raw::MADV_WILLNEED | raw::MADV_MERGEABLE | raw::MADV_UNMERGEABLE => Action::Nothing,
+            raw::MADV_MERGEABLE => Action::Flags(|vma| match may_merge(vma) {
+                true => Ok(vma.flags | F::MERGEABLE),
+                false => Ok(vma.flags),
+            }),
+            raw::MADV_UNMERGEABLE => Action::Flags(|vma| Ok(vma.flags - F::MERGEABLE)),
+            raw::MADV_WILLNEED => Action::Nothing,
             raw::MADV_DONTNEED => Action::Drop(Drop::Unlocked),
             raw::MADV_DONTNEED_LOCKED => Action::Drop(Drop::All),
             raw::MADV_FREE => Action::Drop(Drop::Anonymous),
@@ -168,6 +173,13 @@ impl Action {
             _ => return None,
         })
     }
+}
+
+/// Whether its pages could be one with equal ones: only memory of a program's own.
+fn may_merge(vma: &Vma) -> bool {
+    let is_kernels = matches!(vma.backing, Backing::Special { .. });
+    let never = VmaFlags::FIXED_SIZE | VmaFlags::DROPPABLE;
+    !vma.shared && !vma.is_hugetlb() && !is_kernels && !vma.flags.intersects(never)
 }
 
 impl MmInner {

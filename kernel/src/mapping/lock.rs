@@ -7,13 +7,14 @@ use super::map::page_range;
 use crate::mm::{MmInner, PAGE, Vma, VmaFlags};
 use crate::process::Process;
 use crate::process::current;
+use crate::security::Resource;
 
 const MLOCK_ONFAULT: u64 = 1;
 const BOTH: VmaFlags = VmaFlags::LOCKED.union(VmaFlags::LOCK_ON_FAULT);
 
-/// Whether the process may lock memory at all.
+/// Whether the process may lock memory at all: a limit of less than a page is one, too.
 pub(super) fn may_lock(process: &Process) -> bool {
-    process.lock_limit() != 0
+    process.limit(Resource::LockedMemory) != 0 || process.lock_limit() != 0
 }
 
 impl MmInner {

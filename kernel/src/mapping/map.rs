@@ -183,7 +183,7 @@ fn anonymous_area(prot: Prot, flags: u32, len: u64) -> Result<Vma> {
     let grows_down = flags & raw::MAP_GROWSDOWN != 0;
     match flags & raw::MAP_TYPE {
         raw::MAP_PRIVATE => vma.flags.set(VmaFlags::GROWS_DOWN, grows_down),
-        raw::MAP_SHARED if !grows_down => share_zeros(&mut vma, len),
+        raw::MAP_SHARED if !grows_down => share_zeros(&mut vma, len, 0),
         MAP_DROPPABLE if flags & raw::MAP_LOCKED == 0 && !grows_down => {
             vma.flags |= VmaFlags::DROPPABLE | VmaFlags::WIPE_ON_FORK | VmaFlags::DONT_DUMP;
         }
@@ -192,11 +192,11 @@ fn anonymous_area(prot: Prot, flags: u32, len: u64) -> Result<Vma> {
     Ok(vma)
 }
 
-/// Makes it shared memory that has no name.
-fn share_zeros(vma: &mut Vma, len: u64) {
+/// Makes it shared memory of so many bytes that has no name, from a page of it on.
+fn share_zeros(vma: &mut Vma, len: u64, page_offset: u64) {
     let cache = PageCache::new(None, len);
     vma.shared = true;
-    vma.backing = Backing::File { cache, page_offset: 0, file: None };
+    vma.backing = Backing::File { cache, page_offset, file: None };
 }
 
 fn file_area(
@@ -233,7 +233,7 @@ fn file_area(
     let grows_down = flags & raw::MAP_GROWSDOWN != 0;
     if crate::fs::devfs::is_zero(file) && !grows_down {
         match shared {
-            true => share_zeros(&mut vma, len),
+            true => share_zeros(&mut vma, len, offset / PAGE),
             false => vma.label = Some(Label::Zeros(file.clone(), offset / PAGE)),
         }
         return Ok(vma);
@@ -270,6 +270,8 @@ fn map_area(
     }
     let limit = process.limit(Resource::AddressSpace);
     vma.flags.set(VmaFlags::NO_RESERVE, flags & raw::MAP_NORESERVE != 0);
+    // A thread's stack grows page by page: huge ones would be memory that few threads use.
+    vma.flags.set(VmaFlags::NO_HUGE, flags & raw::MAP_STACK != 0);
     let mut replaced = None;
     let result = mm.with(|inner| {
         let place = inner.place(hint, len, flags, &vma)?;

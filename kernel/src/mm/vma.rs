@@ -75,6 +75,8 @@ bitflags! {
         const NO_RESERVE = 1 << 15;
         /// A shadow stack: its right to change is [`Prot::SHADOW`].
         const SHADOW_STACK = 1 << 16;
+        /// MADV_MERGEABLE.
+        const MERGEABLE = 1 << 17;
     }
 }
 

@@ -34,7 +34,10 @@ impl RawAddress {
             return Err(Errno::EINVAL);
         }
         let mut bytes = [0; STORAGE_BYTES];
-        UserPtr::<u8>::new(address).read_bytes(&mut bytes[..len])?;
+        // Of no bytes nobody looks where they are.
+        if len > 0 {
+            UserPtr::<u8>::new(address).read_bytes(&mut bytes[..len])?;
+        }
         Ok(RawAddress { bytes, len })
     }
 

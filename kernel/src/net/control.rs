@@ -166,9 +166,30 @@ struct Header {
 
 const HEADER_BYTES: u64 = size_of::<Header>() as u64;
 
-/// Reads the ancillary data of `who`'s sendmsg(2): `len` bytes at `address`. Where descriptors and
-/// credentials are not passed on (`passes`), they are not looked at.
-pub fn read(who: &Thread, address: u64, len: u64, passes: bool) -> Result<Control> {
+/// What of a process a family of sockets passes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Passes {
+    /// Descriptors and credentials (unix(7)).
+    All,
+    /// Who sends, and nothing else (netlink(7)): descriptors are refused.
+    Credentials,
+    /// Neither is looked at.
+    Nothing,
+}
+
+impl Passes {
+    /// That of a family.
+    pub fn of(domain: u32) -> Passes {
+        match domain {
+            abi::net::AF_UNIX => Passes::All,
+            abi::net::AF_NETLINK => Passes::Credentials,
+            _ => Passes::Nothing,
+        }
+    }
+}
+
+/// Reads the ancillary data of `who`'s sendmsg(2): `len` bytes at `address`.
+pub fn read(who: &Thread, address: u64, len: u64, passes: Passes) -> Result<Control> {
     if len > CONTROL_MAX {
         return Err(Errno::ENOBUFS);
     }
@@ -185,7 +206,8 @@ pub fn read(who: &Thread, address: u64, len: u64, passes: bool) -> Result<Contro
         let bytes = header.len - HEADER_BYTES;
         if header.level == raw::SOL_SOCKET {
             match header.kind {
-                raw::SCM_RIGHTS | raw::SCM_CREDENTIALS if !passes => {}
+                raw::SCM_RIGHTS | raw::SCM_CREDENTIALS if passes == Passes::Nothing => {}
+                raw::SCM_RIGHTS if passes == Passes::Credentials => return Err(Errno::EINVAL),
                 raw::SCM_RIGHTS => read_files(who, payload, bytes, &mut files)?,
                 raw::SCM_CREDENTIALS if bytes == size_of::<Ucred>() as u64 => {
                     let claimed = UserPtr::<Ucred>::new(payload).read()?;
@@ -194,7 +216,7 @@ pub fn read(who: &Thread, address: u64, len: u64, passes: bool) -> Result<Contro
                 }
                 _ => return Err(Errno::EINVAL),
             }
-        } else if matches!(header.level, IP | IPV6 | UDP) {
+        } else if passes == Passes::Nothing && matches!(header.level, IP | IPV6 | UDP) {
             said.read(header.level, header.kind, payload, bytes)?;
         }
         at = (at + header.len).next_multiple_of(8).min(len);

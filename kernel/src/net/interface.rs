@@ -50,8 +50,21 @@ pub fn ioctl(_file: &File, command: u32, argument: u64) -> Result<u64> {
         | raw::SIOCGIFMTU
         | raw::SIOCGIFINDEX
         | raw::SIOCGIFTXQLEN => ask(command, argument),
+        // What could be about an interface is read before it is known that it is not.
+        _ if command >> 8 & 0xff == SOCKET_TYPE && !is_of_no_interface(command) => {
+            UserPtr::<IfReq>::new(argument).read()?;
+            Err(Errno::ENOTTY)
+        }
         _ => Err(Errno::ENOTTY),
     }
+}
+
+/// The type of the ioctls of sockets.
+const SOCKET_TYPE: u32 = 0x89;
+
+/// Those that Linux answers before: SIOCGSTAMP, SIOCGSTAMPNS, SIOCGSKNS.
+fn is_of_no_interface(command: u32) -> bool {
+    matches!(command, 0x8906 | 0x8907 | 0x894c)
 }
 
 fn padded_name() -> [u8; 16] {

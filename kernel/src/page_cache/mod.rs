@@ -506,7 +506,8 @@ impl PageCache {
             match self.write_in_page(at, start, len, source) {
                 Ok(copied) => {
                     at += copied as u64;
-                    if copied < len {
+                    // What stopped it is tried again: it may lie in what was written meanwhile.
+                    if copied == 0 {
                         break;
                     }
                 }

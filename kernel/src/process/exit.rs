@@ -87,6 +87,10 @@ fn charge(thread: &Thread, process: &Process) {
     process.past_times_ns[1].fetch_add(kernel, Ordering::Relaxed);
     process.past_transfers.add(thread.transfers.totals());
     process.past_counts.lock().add_switches(thread);
+    if thread.tid() == process.pid {
+        let left = thread.base.sched.lock().left();
+        *process.past_scheduling.lock() = left;
+    }
 }
 
 /// The last thread has left.

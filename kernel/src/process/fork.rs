@@ -438,6 +438,7 @@ impl Process {
             past_times_ns: [const { AtomicU64::new(0) }; 4],
             past_transfers: Transfers::default(),
             past_counts: SpinLock::default(),
+            past_scheduling: SpinLock::default(),
             children_counts: SpinLock::default(),
         }
     }

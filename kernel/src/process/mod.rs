@@ -22,6 +22,7 @@ use machine::task::{Current, Task};
 
 use crate::base;
 use crate::base::accounts::{Counted, ObjectKind};
+use crate::base::sched;
 use crate::base::sync::{Mutex, WaitQueue};
 use crate::base::thread_settings::ThreadSettings;
 use crate::base::transfers::Transfers;
@@ -333,7 +334,9 @@ pub struct Process {
     pub past_transfers: Transfers,
     /// Faults and switches of threads that ended.
     pub past_counts: SpinLock<usage::Counts>,
-    /// The same, of children waited for.
+    /// How its first thread was scheduled, once that has ended.
+    pub past_scheduling: SpinLock<sched::Left>,
+    /// Faults and switches of children waited for.
     pub children_counts: SpinLock<usage::Counts>,
     /// For the accounts.
     pub counted: Counted<{ ObjectKind::Process as usize }>,

@@ -412,6 +412,7 @@ fn smap(_: &Subject, area: &Area, out: &mut Text) {
         (has(VmaFlags::DONT_DUMP), "dd"),
         (has(VmaFlags::HUGE), "hg"),
         (has(VmaFlags::NO_HUGE), "nh"),
+        (has(VmaFlags::MERGEABLE), "mg"),
         (has(VmaFlags::SHADOW_STACK), "ss"),
         (has(VmaFlags::DROPPABLE), "dp"),
         (has(VmaFlags::SEALED), "sl"),

@@ -12,7 +12,7 @@ use super::process_dir::Subject;
 use super::system::{KB_PER_PAGE, NS_PER_TICK};
 use machine::memory::{PageKind, Prot};
 
-use crate::base::sched::{RunState, Sleep};
+use crate::base::sched::{RunState, SchedEntity, Sleep};
 use crate::base::user::PATH_MAX;
 use crate::fs::pseudo::{Content, Text};
 use crate::mm::{Backing, Mm, PAGE, Vma};
@@ -168,10 +168,11 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     let [user, system] = ticks(subject);
     let [child_user, child_system] = process.children_times_ns().map(|ns| ns / NS_PER_TICK);
     out.decimals(&[4_194_304, faults.0, 0, faults.1, 0, user, system, child_user, child_system]);
-    let (nice, policy, priority, cpu) = thread.map_or((0, 0, 0, 0), |thread| {
-        let entity = thread.base.sched.lock();
-        (entity.nice, entity.policy, entity.priority, entity.last_cpu)
-    });
+    let of = |entity: &SchedEntity| (entity.nice, entity.policy, entity.priority, entity.last_cpu);
+    let (nice, policy, priority, cpu) = match thread {
+        Some(thread) => of(&thread.base.sched.lock()),
+        None => of(&SchedEntity::of_ended(*process.past_scheduling.lock())),
+    };
     // Real-time priorities count downwards from -2, nice values around 20.
     let shown = if priority > 0 { -1 - priority } else { 20 + nice };
     let threads = thread_count(process);
@@ -583,7 +584,9 @@ impl Scheduled {
     fn of(subject: &Subject) -> Scheduled {
         let Some(thread) = subject.main_thread() else {
             let runtime_ns = subject.process.times_ns().iter().sum();
-            return Scheduled { runtime_ns, ..Scheduled::default() };
+            let left = SchedEntity::of_ended(*subject.process.past_scheduling.lock());
+            let SchedEntity { policy, nice, .. } = left;
+            return Scheduled { runtime_ns, policy, nice, ..Scheduled::default() };
         };
         let entity = thread.base.sched.lock();
         Scheduled {

@@ -36,7 +36,7 @@ pub fn process_vm_readv(
     transfer(&remote, |address, len, buffer| {
         let buffer = &mut buffer[..len.min(sink.left())];
         let allowed = mm.accessible(address, buffer.len(), false)?;
-        let got = mm.read_remote(address, &mut buffer[..allowed])?;
+        let got = mm.read_remote(address, &mut buffer[..allowed]).map_err(unreachable)?;
         sink.put(&buffer[..got])
     })
 }
@@ -59,8 +59,13 @@ pub fn process_vm_writev(
         let buffer = &mut buffer[..len.min(source.left())];
         let allowed = mm.accessible(address, buffer.len(), true)?;
         let got = source.take(&mut buffer[..allowed])?;
-        mm.write_remote(address, &buffer[..got])
+        mm.write_remote(address, &buffer[..got]).map_err(unreachable)
     })
+}
+
+/// Whatever keeps a page of the other side away, it is not there.
+fn unreachable(_: Errno) -> Errno {
+    Errno::EFAULT
 }
 
 fn check_flags(flags: u64) -> Result<()> {

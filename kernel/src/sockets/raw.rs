@@ -292,8 +292,11 @@ impl Socket for RawSocket {
 
     fn send(&self, _who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
         let len = source.left();
-        let room = if self.has_header.load(Ordering::Relaxed) { 0 } else { HEADER };
-        if len > BYTES_MAX - if self.common.is_v6() { 0 } else { room } {
+        let has_header = self.has_header.load(Ordering::Relaxed);
+        let room = if self.common.is_v6() || has_header { 0 } else { HEADER };
+        let is_long = len > BYTES_MAX - room;
+        // IPv6 asks first whom it is for.
+        if is_long && !self.common.is_v6() {
             return Err(Errno::EMSGSIZE);
         }
         if what.mode.urgent {
@@ -310,6 +313,9 @@ impl Socket for RawSocket {
         }
         if said.source.is_some_and(|ip| !ip.is_loopback() || ip.is_ipv4() != to.is_ipv4()) {
             return Err(Errno::EINVAL);
+        }
+        if is_long {
+            return Err(Errno::EMSGSIZE);
         }
         if self.is_mute.load(Ordering::Relaxed) {
             return Err(Errno::EPIPE);

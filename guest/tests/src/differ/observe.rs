@@ -470,9 +470,10 @@ fn address(at: &mut At<'_>, _args: &[usize]) {
 pub fn end(shared: &Shared) {
     let log = &mut Log(shared);
     let _ = sc!(SYS_chdir, c(TREE).as_ptr());
+    // (Who looks at memory below a stack extends that on Linux.)
+    status(shared, log);
     maps(log);
     descriptors(shared, log);
-    status(shared, log);
     for which in 0..16 {
         let mut limit = [0u64; 2];
         let _ = sc!(SYS_prlimit64, 0, which, 0, limit.as_mut_ptr());
@@ -547,7 +548,10 @@ fn descriptors(shared: &Shared, log: &mut Log<'_>) {
         let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
         let _ = write!(log, "fd {fd} {flags} {}", digits(&link.to_string_lossy()));
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
-        for line in info.lines() {
+        let mut lines: Vec<&str> = info.lines().collect();
+        // The order of what epoll watches is that of the kernel's addresses on Linux.
+        lines.sort_by_key(|line| line.starts_with("tfd").then_some(*line));
+        for line in lines {
             let Some((key, value)) = line.split_once(':') else { continue };
             let value = value.trim();
             match key {

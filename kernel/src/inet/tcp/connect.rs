@@ -89,11 +89,14 @@ impl TcpSocket {
         }
     }
 
-    /// An attempt that failed was told of: its address is shown no more, its port is.
+    /// An attempt that failed was told of: its address is shown no more, unless the program chose
+    /// it; its port is.
     fn forget_attempt(&self) {
+        let own = self.ip.chosen_address().unwrap_or_else(|| any_address(&self.common));
         if let Some(former) = &mut *self.former.lock() {
-            former.set_ip(any_address(&self.common));
+            former.set_ip(own);
         }
+        self.is_deaf.store(false, Ordering::Relaxed);
     }
 
     /// connect(2) where there is nothing yet. EINPROGRESS, ECONNREFUSED, ETIMEDOUT …
@@ -318,6 +321,7 @@ impl TcpSocket {
 
     /// connect(2) with AF_UNSPEC: the socket is as after bind(2), or as new.
     pub(super) fn disconnect(&self) {
+        self.is_deaf.store(false, Ordering::Relaxed);
         if self.backlog.is_listening() {
             self.stop_listening();
             return;

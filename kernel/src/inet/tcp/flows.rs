@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicU16, Ordering};
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
-use super::super::ports::{EPHEMERAL, Owner, covers};
+use super::super::ports::{Owner, covers};
 use super::TcpSocket;
 use crate::base::time::{NS_PER_SEC, now_ns};
 
@@ -117,9 +117,10 @@ pub(super) fn reserve_any(
     peer: SocketAddr,
     is_bound: impl Fn(u16) -> bool,
 ) -> Result<u16> {
-    let count = EPHEMERAL.end() - EPHEMERAL.start() + 1;
+    let ports = socket.port_range();
+    let count = ports.end() - ports.start() + 1;
     for _ in 0..count {
-        let port = EPHEMERAL.start() + NEXT.fetch_add(1, Ordering::Relaxed) % count;
+        let port = ports.start() + NEXT.fetch_add(1, Ordering::Relaxed) % count;
         // A connection with itself is for those who ask for it.
         let is_self = (local, port) == (peer.ip(), peer.port());
         if !is_self

@@ -12,6 +12,7 @@ mod options;
 
 use alloc::sync::{Arc, Weak};
 use core::net::{IpAddr, SocketAddr};
+use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, net as raw};
@@ -88,6 +89,10 @@ impl Owner for TcpSocket {
 
     fn binds_freely(&self) -> bool {
         self.ip.binds_freely()
+    }
+
+    fn port_range(&self) -> RangeInclusive<u16> {
+        self.ip.port_range()
     }
 }
 
@@ -193,8 +198,9 @@ impl TcpSocket {
 
     /// The address it is bound to, or was before it gave its port up, or any.
     fn own_ip(&self) -> IpAddr {
-        let known = self.bound().or(*self.former.lock());
-        known.map_or_else(|| any_address(&self.common), |known| known.ip())
+        let known = self.bound().map(|bound| bound.ip()).or_else(|| self.ip.chosen_address());
+        let former = || self.former.lock().map(|former| former.ip());
+        known.or_else(former).unwrap_or_else(|| any_address(&self.common))
     }
 
     /// What receiving nothing means.
@@ -244,6 +250,10 @@ impl Socket for TcpSocket {
         check_address(who, &*self, address)?;
         if self.bound().is_some() || self.state() != TcpState::Close {
             return Err(Errno::EINVAL);
+        }
+        if self.ip.takes_no_port(address) {
+            self.ip.note_bound(address.ip());
+            return Ok(());
         }
         self.bind_at(who, address)?;
         self.has_chosen_port.store(address.port() != 0, Ordering::Relaxed);
@@ -412,7 +422,7 @@ impl Socket for TcpSocket {
         let linked = || self.link().map(|link| link.local());
         let former = || *self.former.lock();
         let address = trying.or_else(linked).or_else(|| self.bound()).or_else(former);
-        let address = address.unwrap_or_else(|| SocketAddr::new(any_address(&self.common), 0));
+        let address = address.unwrap_or_else(|| SocketAddr::new(self.own_ip(), 0));
         Address::Inet(shown(&self.common, address))
     }
 
@@ -491,7 +501,9 @@ impl Socket for TcpSocket {
         let was_refused = matches!(*self.phase.lock(), Phase::Failed | Phase::Ended);
         let has_way = is_connected || was_refused && self.bound().is_none();
         let is_v4 = |peer| matches!(peer, Address::Inet(at) if at.ip().to_canonical().is_ipv4());
-        let peer_is_v4 = || self.peer_address().map_or(!self.common.is_v6(), is_v4);
+        let former_is_v4 =
+            || self.former.lock().map_or(!self.common.is_v6(), |former| former.is_ipv4());
+        let peer_is_v4 = || self.peer_address().map_or_else(|_| former_is_v4(), is_v4);
         self.ip.get(&self.common, level, name, has_way.then(peer_is_v4))
     }
 

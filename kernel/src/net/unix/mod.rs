@@ -357,6 +357,8 @@ impl UnixSocket {
         {
             // The receiver closed: to a datagram that is "nobody there".
             Err(Errno::EPIPE) if peer.is_closed.load(Ordering::SeqCst) => Err(Errno::ECONNREFUSED),
+            // Nor that it is not taken.
+            Err(error @ (Errno::EPIPE | Errno::EAGAIN)) => source.read_through().and(Err(error)),
             result => result,
         }
     }
@@ -547,8 +549,9 @@ impl Socket for UnixSocket {
         if mode.urgent {
             let link = self.link.get().ok_or(Errno::EINVAL)?;
             let byte = link.conn.rx.take_urgent(mode.peek)?;
-            let len = sink.put(&[byte])?;
-            return Ok(Received { len, full_len: 1, is_urgent: true, ..Received::default() });
+            // It counts even where there is no room for it.
+            sink.put(&[byte])?;
+            return Ok(Received { len: 1, full_len: 1, is_urgent: true, ..Received::default() });
         }
         let channel = if self.is_dgram() {
             if let Some(error) = self.common.take_error() {
