@@ -18,9 +18,9 @@
 
 use crate::fineibt;
 use crate::kcfi::{self, BODY_KCFI, BODY_OPT, Expect, Form, HEAD_OFF, HEAD_ON, Pattern, TAIL};
-use crate::poke::{Anomaly, Broken, Change, Store, Text, TextPoke, What};
+use crate::poke::{Anomaly, Broken, Change, Text, TextPoke, What};
 use crate::preamble::{self, POISON, Seed};
-use crate::return_site::{self, Return, TO_THUNK};
+use crate::return_site::{self, Return};
 use crate::site_table::{CheckEntry, FunctionEntry, SiteTables};
 use crate::tail::{self, Via};
 
@@ -202,7 +202,7 @@ impl BootChecked<'_> {
         for (at, shape) in checks.chain(thunks) {
             let change = self.reroute(text.text, at, shape).map_err(broken)?;
             if !change.is_noop() {
-                change.write(at, Store::one(shape.len), |addr, bytes| text.poke(addr, bytes));
+                text.poke(at, change.code().as_slice());
             }
         }
         Ok(())
@@ -211,10 +211,10 @@ impl BootChecked<'_> {
     #[inline(never)]
     fn apply_returns(&self, text: &mut Counting<'_, impl TextPoke>) -> Result<(), Broken> {
         for site in self.returns() {
-            let change = self.thunk_return(text.text, site).map_err(broken)?;
-            if !change.is_noop() {
-                change.write(site, TO_THUNK, |addr, bytes| text.poke(addr, bytes));
-            }
+            let (head, rest) = return_site::halves(site, self.plan.returns).map_err(broken)?;
+            // A plain return's rest is not executed; with the head it is a whole jump.
+            text.poke(site.wrapping_add(1), &rest);
+            text.poke(site, &head);
         }
         Ok(())
     }

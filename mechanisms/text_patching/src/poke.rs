@@ -289,24 +289,16 @@ impl Change {
         self.old == self.new
     }
 
+    /// Its bytes afterwards.
+    #[must_use]
+    pub const fn code(&self) -> Code {
+        Code::from_word(self.new, self.len)
+    }
+
     /// The same at `at`, by these stores.
     #[must_use]
     pub const fn patch(&self, at: u64, stores: [Store; 2]) -> Patch {
-        let (old, new) = (Code::from_word(self.old, self.len), Code::from_word(self.new, self.len));
-        Patch::in_order(at, old, new, stores)
-    }
-
-    /// Makes the stores at `at`.
-    #[inline(always)]
-    pub fn write(&self, at: u64, stores: [Store; 2], mut poke: impl FnMut(u64, &[u8])) {
-        let bytes = self.new.to_le_bytes();
-        for Store { offset, len } in stores {
-            let from = usize::from(offset);
-            match bytes.get(from..from + usize::from(len)) {
-                Some(store) if len > 0 => poke(at.wrapping_add(u64::from(offset)), store),
-                _ => {}
-            }
-        }
+        Patch::in_order(at, Code::from_word(self.old, self.len), self.code(), stores)
     }
 }
 

@@ -45,8 +45,7 @@ fn word(site: u64, how: Return) -> Result<u64, Anomaly> {
     Ok(u64::from(JMP32) | u64::from(rel) << 8)
 }
 
-/// What turns the site from `from` to `to`, by [`TO_PLAIN`] or [`TO_THUNK`]; one that is `to`
-/// already is left alone.
+/// What turns the site from `from` to `to`; one that is `to` already is left alone.
 ///
 /// # Errors
 /// When the site is neither.
@@ -59,19 +58,25 @@ pub fn change(text: &impl Text, site: u64, from: Return, to: Return) -> Result<C
     Ok(Change { old, new, len: SITE_LEN as u8 })
 }
 
-const HEAD: Store = Store { offset: 0, len: 1 };
-const REST: Store = Store { offset: 1, len: 4 };
-/// The stores that make a return plain: what is executed next is whole after each of them.
-pub const TO_PLAIN: [Store; 2] = [HEAD, REST];
-/// The stores that make a return go by a thunk.
-pub const TO_THUNK: [Store; 2] = [REST, HEAD];
+/// The bytes of the site at `site`, as the two stores that make them: a plain return becomes a jump
+/// whole when its rest is written before its head.
+///
+/// # Errors
+/// [`What::OutOfReach`].
+#[inline]
+pub fn halves(site: u64, how: Return) -> Result<([u8; 1], [u8; 4]), Anomaly> {
+    let [head, a, b, c, d, ..] = word(site, how)?.to_le_bytes();
+    Ok(([head], [a, b, c, d]))
+}
 
 /// [`change`] as the derive step of a two-phase pass.
 ///
 /// # Errors
 /// When the site is neither.
 pub fn update(text: &impl Text, site: u64, from: Return, to: Return) -> Result<Patch, Anomaly> {
-    let stores = if to == Return::Plain { TO_PLAIN } else { TO_THUNK };
+    // What is executed next is whole after each store.
+    let (head, rest) = (Store { offset: 0, len: 1 }, Store { offset: 1, len: 4 });
+    let stores = if to == Return::Plain { [head, rest] } else { [rest, head] };
     Ok(change(text, site, from, to)?.patch(site, stores))
 }
 

@@ -94,6 +94,12 @@ impl TextPoke for Observed<'_> {
         assert!(matches!(bytes.len(), 1 | 2 | 4 | 6 | 8));
         self.text.poke(addr, bytes);
         self.stores += 1;
+        for site in RETURNS_AT.map(|at| BASE + at) {
+            let mut bytes = [0; 5];
+            self.text.read(site, &mut bytes).unwrap();
+            let thunk = return_site::encode(site, BY_THUNK).unwrap();
+            assert!(bytes[0] == PLAIN[0] || bytes == thunk.as_slice(), "half a return");
+        }
         for offset in (0..).step_by(0x40).take(HASHES.len()) {
             let callee = BASE + FUNCTIONS_AT + offset + 16;
             let mut head = [0; 2];
