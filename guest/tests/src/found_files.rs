@@ -27,7 +27,7 @@ tests!("found_files":
     long_names_are_not_remembered, descriptors_are_no_right_to_a_name, zombies_keep_their_priority,
     what_may_merge_stays_apart, zeros_from_an_offset,
     files_grow_below_what_is_written, limits_of_less_than_a_page,
-    stacks_come_by_small_pages,
+    stacks_come_by_small_pages, who_asks_for_what_is_there, nobody_is_woken_nowhere,
 );
 
 fn other_ids_end_the_death_signal() {
@@ -1190,4 +1190,28 @@ fn stacks_come_by_small_pages() {
     sc!(SYS_madvise, base, 4 * 4096, MADV_NOHUGEPAGE).is(0);
     assert_eq!(area_of(base, 0), (0, 8));
     sc!(SYS_munmap, base, 8 * 4096).is(0);
+}
+
+/// setresuid(2) and setresgid(2) that change nothing leave the ids of the file system, too.
+fn who_asks_for_what_is_there() {
+    in_child(|| {
+        let ids = [(SYS_setfsgid, SYS_setresgid, 500), (SYS_setfsuid, SYS_setresuid, 600)];
+        for (set_fs, set_three, other) in ids {
+            let now = || sc!(set_fs, u32::MAX).must();
+            sc!(set_fs, other).is(0);
+            sc!(set_three, 0, u32::MAX, u32::MAX).is(0);
+            sc!(set_three, u32::MAX, u32::MAX, u32::MAX).is(0);
+            assert_eq!(now(), other);
+            sc!(set_three, u32::MAX, 0, u32::MAX).is(0);
+            assert_eq!(now(), 0);
+        }
+    });
+}
+
+/// That nobody is to be woken is told before that the word is nowhere.
+fn nobody_is_woken_nowhere() {
+    const WAKE_BITSET: i32 = 10;
+    let nowhere = 0xffff_8000_0000_0000u64;
+    sc!(SYS_futex, nowhere, WAKE_BITSET, 1, 0, 0, 0).fails(EINVAL);
+    sc!(SYS_futex, nowhere, WAKE_BITSET, 1, 0, 0, 1).fails(EFAULT);
 }

@@ -174,13 +174,16 @@ fn set_three(asked: [u32; 3], has: [u32; 3], privileged: bool) -> Result<[u32; 3
     Ok(core::array::from_fn(|i| if asked[i] == KEEP { has[i] } else { asked[i] }))
 }
 
-/// setresuid(2).
+/// setresuid(2). Who asks for what is there keeps the file system's id, too.
 pub fn setresuid(real: u32, effective: u32, saved: u32) -> Result<u64> {
     change(Of::User(Change::Ids), |who, new| {
         let has = [new.uid, new.euid, new.suid];
         let privileged = who.capable(Capability::Setuid);
-        [new.uid, new.euid, new.suid] = set_three([real, effective, saved], has, privileged)?;
-        new.fsuid = new.euid;
+        let set = set_three([real, effective, saved], has, privileged)?;
+        if set != has || ![KEEP, new.fsuid].contains(&effective) {
+            [new.uid, new.euid, new.suid] = set;
+            new.fsuid = new.euid;
+        }
         Ok(())
     })
 }
@@ -190,8 +193,11 @@ pub fn setresgid(real: u32, effective: u32, saved: u32) -> Result<u64> {
     change(Of::Group, |who, new| {
         let has = [new.gid, new.egid, new.sgid];
         let privileged = who.capable(Capability::Setgid);
-        [new.gid, new.egid, new.sgid] = set_three([real, effective, saved], has, privileged)?;
-        new.fsgid = new.egid;
+        let set = set_three([real, effective, saved], has, privileged)?;
+        if set != has || ![KEEP, new.fsgid].contains(&effective) {
+            [new.gid, new.egid, new.sgid] = set;
+            new.fsgid = new.egid;
+        }
         Ok(())
     })
 }

@@ -307,6 +307,7 @@ pub fn futex(
             wait(address, private, value, third, Deadline::read(timeout, realtime)?)
         }
         raw::FUTEX_WAKE => wake(key_of(address, private)?, wake_count(value), u32::MAX),
+        raw::FUTEX_WAKE_BITSET if third == 0 => Err(Errno::EINVAL),
         raw::FUTEX_WAKE_BITSET => wake(key_of(address, private)?, wake_count(value), third),
         raw::FUTEX_REQUEUE => requeue::requeue_pair(&pair(), None),
         raw::FUTEX_CMP_REQUEUE => requeue::requeue_pair(&pair(), Some(third)),

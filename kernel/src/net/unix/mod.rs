@@ -358,7 +358,7 @@ impl UnixSocket {
             // The receiver closed: to a datagram that is "nobody there".
             Err(Errno::EPIPE) if peer.is_closed.load(Ordering::SeqCst) => Err(Errno::ECONNREFUSED),
             // Nor that it is not taken.
-            Err(error @ (Errno::EPIPE | Errno::EAGAIN)) => source.read_through().and(Err(error)),
+            Err(Errno::EPIPE) => source.read_through().and(Err(Errno::EPIPE)),
             result => result,
         }
     }
