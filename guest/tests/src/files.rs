@@ -15,7 +15,8 @@ tests!("files":
     statx_fields, when_a_file_was_made, chmod_chown, utimensat_forms, access_checks,
     umask_applies, xattrs_on_tmpfs,
     sendfile_copies, copy_file_range_copies, splice_file_to_pipe, fallocate_modes,
-    flock_excludes, posix_locks, posix_lock_waits, given_back_is_no_deadlock, ofd_locks, ofd_locks_of_many,
+    flock_excludes, posix_locks, posix_lock_waits, given_back_is_no_deadlock, ofd_locks,
+    ofd_locks_of_many,
     created_by_this_open, inotify_reports,
     inotify_rules,
     dup_shares_offset, fcntl_flags, descriptors_run_out, chdir_getcwd, deleted_cwd,
@@ -726,8 +727,8 @@ fn posix_lock_waits() {
     wait_code(child, 0);
 }
 
-/// Who was waited for gives the lock back, and asks for one that its waiter has before that has run:
-/// it waits, and is not told of a deadlock.
+/// Who was waited for gives the lock back, and asks for one of its waiter's before that has run: it
+/// waits, and is not told of a deadlock.
 fn given_back_is_no_deadlock() {
     let fd = open(&format!("{}/f", dir()), O_RDWR | O_CREAT).fd();
     let run = || {
