@@ -365,8 +365,7 @@ pub fn sched_rr_get_interval(pid: u64, interval: u64) -> Result<u64> {
 fn targets(which: u32, who: u32) -> Result<Vec<Target>> {
     let own = &current().process;
     let of = |processes: Vec<Arc<Process>>| -> Vec<Target> {
-        let mut targets = Vec::new();
-        targets.reserve(processes.len());
+        let mut targets = Vec::with_capacity(processes.len());
         for process in processes {
             let before = targets.len();
             targets.extend(process.threads.lock().iter().cloned().map(Target::Thread));

@@ -297,7 +297,7 @@ fn part_of(from: SocketAddr, to: SocketAddr, parts: usize) -> usize {
     };
     let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(FACTOR).rotate_left(29);
     let hash = bits(from).into_iter().chain(bits(to)).fold(FACTOR, mix).wrapping_mul(FACTOR);
-    ((hash >> 32) * parts as u64 >> 32) as usize
+    (((hash >> 32) * parts as u64) >> 32) as usize
 }
 
 /// Whether a new binding may not stand beside another one of the same port.

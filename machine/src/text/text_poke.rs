@@ -136,11 +136,12 @@ impl Window<'_> {
     #[inline(never)]
     fn poke_odd(&mut self, addr: u64, bytes: &[u8]) {
         let mut word = [0; 8];
-        if self.covers(addr, word.len()) && LiveText.read(addr, &mut word).is_ok() {
-            if let Some(room) = word.get_mut(..bytes.len()) {
-                room.copy_from_slice(bytes);
-                return store(self.alias(addr), word);
-            }
+        if self.covers(addr, word.len())
+            && LiveText.read(addr, &mut word).is_ok()
+            && let Some(room) = word.get_mut(..bytes.len())
+        {
+            room.copy_from_slice(bytes);
+            return store(self.alias(addr), word);
         }
         for (at, &byte) in (addr..).zip(bytes) {
             store(self.alias(at), byte);

@@ -33,7 +33,7 @@ pub fn send_to_thread(thread: &Arc<Thread>, info: SigInfo) -> Result<()> {
 }
 
 /// Sends the signal of a timer's expiry, if `is_current` says so where nobody can take it back
-/// ([`recall`]). False if it is ignored. Callable from interrupts.
+/// ([`recall_timer`]). False if it is ignored. Callable from interrupts.
 pub fn send_timer(
     process: &Arc<Process>,
     target: Option<&Arc<Thread>>,
