@@ -307,7 +307,7 @@ pub fn until_at_least(w: &AtomicU32, value: u32) {
 
 /// Waits until a thread sleeps in a system call, or is gone.
 pub fn until_asleep(tid: i32) {
-    let path = format!("/proc/{tid}/stat");
+    let path = format!("/proc/{tid}/task/{tid}/stat");
     until(|| {
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         text.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
