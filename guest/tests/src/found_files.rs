@@ -25,7 +25,7 @@ tests!("found_files":
     areas_without_reserve_stay_apart, text_has_nothing_left, what_is_not_shared_is_not_copied,
     what_stays_behind_is_one, no_node_is_the_wrong_one, the_end_is_written_nowhere,
     long_names_are_not_remembered, descriptors_are_no_right_to_a_name, zombies_keep_their_priority,
-    what_may_merge_stays_apart, zeros_from_an_offset,
+    what_may_merge_stays_apart, policies_keep_areas_apart, zeros_from_an_offset,
     files_grow_below_what_is_written, limits_of_less_than_a_page,
     stacks_come_by_small_pages, who_asks_for_what_is_there, nobody_is_woken_nowhere,
 );
@@ -1134,6 +1134,33 @@ fn what_may_merge_stays_apart() {
     mmap(base, 4 * 4096, both, flags, -1, 0).is(base);
     sc!(SYS_madvise, base + 4096, 4096, MADV_MERGEABLE).is(0);
     assert_eq!(area_of(base, 1), (0, 4));
+    sc!(SYS_munmap, base, 8 * 4096).is(0);
+}
+
+/// A memory policy is a property of an area, and told of an address (get_mempolicy(2)).
+fn policies_keep_areas_apart() {
+    const F_ADDR: i32 = 2;
+    let (preferred, bind, local) = (1, 2, 4);
+    let (base, both) = (place_for(8), PROT_READ | PROT_WRITE);
+    let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    mmap(base, 4 * 4096, both, flags, -1, 0).is(base);
+    let told = |page: usize| {
+        let mut mode = 9u32;
+        sc!(SYS_get_mempolicy, &raw mut mode, 0, 0, base + page * 4096, F_ADDR).is(0);
+        mode
+    };
+    sc!(SYS_mbind, base + 4096, 4096, preferred, 0, 0, 0).is(0);
+    assert_eq!([0, 1, 2].map(|page| area_of(base, page)), [(0, 1), (1, 2), (2, 4)]);
+    // Nobody in particular is preferred: the node that is near.
+    assert_eq!([0, 1, 2].map(told), [0, local, 0]);
+    sc!(SYS_mbind, base + 2 * 4096, 4096, local, 0, 0, 0).is(0);
+    assert_eq!(area_of(base, 1), (1, 3));
+    let node = 1u64;
+    sc!(SYS_mbind, base + 2 * 4096, 4096, bind, &raw const node, 64, 0).is(0);
+    assert_eq!((area_of(base, 1), area_of(base, 2)), ((1, 2), (2, 3)));
+    assert_eq!(told(2), bind);
+    sc!(SYS_mbind, base, 4 * 4096, 0, 0, 0, 0).is(0);
+    assert_eq!((area_of(base, 0), told(1)), ((0, 4), 0));
     sc!(SYS_munmap, base, 8 * 4096).is(0);
 }
 

@@ -206,7 +206,12 @@ impl MmInner {
         result
     }
 
-    pub(super) fn edit_flags(&mut self, start: u64, end: u64, edit: EditFlags) -> Result<()> {
+    pub(super) fn edit_flags(
+        &mut self,
+        start: u64,
+        end: u64,
+        edit: impl Fn(&Vma) -> Result<VmaFlags>,
+    ) -> Result<()> {
         let mut changes = Vec::new();
         let result = self.each_part(start, end, |from, to, vma| {
             let flags = edit(vma)?;

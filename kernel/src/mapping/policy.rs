@@ -1,6 +1,6 @@
 //! Memory policies (get_mempolicy(2), set_mempolicy(2), mbind(2)) of a machine with one node: each
-//! is checked as Linux does, and then they are all the same. What a process set is remembered and
-//! told by get_mempolicy(2); what is set for a range of addresses is not.
+//! is checked as Linux does, and then they are all the same. What a process set is remembered, as
+//! what is set for a range of addresses, and told by get_mempolicy(2).
 
 use core::sync::atomic::Ordering;
 
@@ -133,7 +133,39 @@ pub fn mbind(
     if is_strict && thread.process.mm()?.with(|inner| has_pages(inner, start, end)) {
         return Err(Errno::EIO);
     }
-    Ok(0)
+    let number = number_of(mode, policy, nodes);
+    let set =
+        |inner: &mut MmInner| inner.edit_flags(start, end, |vma| Ok(vma.flags.with_policy(number)));
+    match thread.process.mm()?.with(set) {
+        // There may be holes, as looked at above.
+        Err(Errno::ENOMEM) if policy == DEFAULT => Ok(0),
+        result => result.map(|()| 0),
+    }
+}
+
+/// Where the flags of a policy stand in its number, behind the policy, and its node behind them.
+const NUMBER_FLAGS_SHIFT: u32 = 3;
+const NUMBER_NODE: u32 = 1 << 6;
+
+/// A policy as an area keeps it: equal ones are one number, and none is 0.
+fn number_of(mode: u64, policy: u64, nodes: u64) -> u32 {
+    let policy = match policy {
+        DEFAULT => return 0,
+        // No node that is preferred is the one that is near.
+        PREFERRED if nodes == 0 => LOCAL,
+        other => other,
+    };
+    let flags = (mode & (STATIC_NODES | RELATIVE_NODES | BALANCING)) / BALANCING;
+    let node = if nodes != 0 { NUMBER_NODE } else { 0 };
+    policy as u32 | (flags as u32) << NUMBER_FLAGS_SHIFT | node
+}
+
+/// Mode and nodes of a number.
+fn of_number(number: u32) -> u64 {
+    let policy = u64::from(number & ((1 << NUMBER_FLAGS_SHIFT) - 1));
+    let flags = u64::from((number & (NUMBER_NODE - 1)) >> NUMBER_FLAGS_SHIFT) * BALANCING;
+    let nodes = u64::from(number & NUMBER_NODE != 0);
+    policy | flags | nodes << NODES_SHIFT
 }
 
 /// Whether there is a page that has a node in `[start, end)`: the one of zeros has none.
@@ -160,12 +192,17 @@ pub fn get_mempolicy(
         if !allowed && (address != 0 || flags & F_NODE != 0) {
             return Err(Errno::EINVAL);
         }
-    } else if current().process.mm()?.with(|inner| inner.find(address).is_none()) {
-        return Err(Errno::EFAULT);
     }
-    let own = current().settings.memory_policy.load(Ordering::Relaxed);
-    // What is asked of an address is what was set for it: nothing.
-    let own = if flags & (F_ADDR | F_MEMS_ALLOWED) != 0 { 0 } else { own };
+    let own = match flags {
+        _ if allowed => 0,
+        _ if flags & F_ADDR == 0 => current().settings.memory_policy.load(Ordering::Relaxed),
+        _ => {
+            let area = |inner: &mut MmInner| inner.find(address).map(|(_, vma)| vma.flags.policy());
+            let number = current().process.mm()?.with(area).ok_or(Errno::EFAULT)?;
+            // Asked is the node of the page, of which there is one.
+            if flags & F_NODE != 0 { 0 } else { of_number(number) }
+        }
+    };
     mode.write_if_some(&(own as u32))?;
     // Whole words of `bits - 1` bits; a number of them that wraps is none.
     let bytes = (bits.wrapping_add(62) / 64 * 8) as usize;

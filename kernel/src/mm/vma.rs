@@ -77,6 +77,21 @@ bitflags! {
         const SHADOW_STACK = 1 << 16;
         /// MADV_MERGEABLE.
         const MERGEABLE = 1 << 17;
+        /// What mbind(2) has set, as a number: [`VmaFlags::policy`].
+        const POLICY = 0x7f << 18;
+    }
+}
+
+impl VmaFlags {
+    /// The memory policy, which `mapping::policy` reads; 0: none.
+    pub fn policy(self) -> u32 {
+        (self & Self::POLICY).bits() >> Self::POLICY.bits().trailing_zeros()
+    }
+
+    /// The same with a memory policy.
+    pub fn with_policy(self, policy: u32) -> Self {
+        let bits = policy << Self::POLICY.bits().trailing_zeros();
+        self - Self::POLICY | Self::from_bits_retain(bits) & Self::POLICY
     }
 }
 
