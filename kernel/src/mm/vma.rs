@@ -91,7 +91,7 @@ impl VmaFlags {
     /// The same with a memory policy.
     pub fn with_policy(self, policy: u32) -> Self {
         let bits = policy << Self::POLICY.bits().trailing_zeros();
-        self - Self::POLICY | Self::from_bits_retain(bits) & Self::POLICY
+        (self - Self::POLICY) | (Self::from_bits_retain(bits) & Self::POLICY)
     }
 }
 
