@@ -18,7 +18,7 @@ use formats::params;
 use lsm::fold::{All, Collect, First, Fold, Offer, Select};
 use lsm::order::{Odd, Order};
 use lsm::table::HOOKS_COUNT;
-use machine::static_call::{self, Attacher, Binding, NotBound};
+use machine::static_call::{self, Attacher, Binding, CALLEES_MAX, NotBound, StaticCall};
 use machine::sync::Once;
 
 use crate::base::sync::Mutex;
@@ -92,6 +92,19 @@ fn bind_all(
 ) -> core::result::Result<(), NotBound> {
     let is_attached = |policy: usize| attached & 1 << policy != 0;
     binders.iter().try_for_each(|bind| bind(binding, order, &is_attached))
+}
+
+/// Binds a hook to those of its policies that are on. Not inlined: what a function for dozens of
+/// hooks would have on the stack at once is half of it.
+#[inline(never)]
+pub fn bind_one<C: StaticCall>(
+    binding: &mut Binding,
+    order: &Order,
+    policies: &[usize],
+    attached: &dyn Fn(usize) -> bool,
+) -> core::result::Result<(), NotBound> {
+    let (places, used) = lsm::order::places::<CALLEES_MAX>(order, policies, attached);
+    binding.bind::<C>(places.get(..used).unwrap_or_default())
 }
 
 /// Has a policy asked from now on, if it is on. When it returns every CPU asks it.
@@ -344,14 +357,9 @@ macro_rules! define_hooks {
             order: &lsm::order::Order,
             attached: &dyn Fn(usize) -> bool,
         ) -> core::result::Result<(), machine::static_call::NotBound> {
-            use machine::static_call::CALLEES_MAX;
+            use $crate::security::hooks::bind_one;
             $(
-                let (places, used) = lsm::order::places::<CALLEES_MAX>(
-                    order,
-                    $hook::POLICIES,
-                    attached,
-                );
-                binding.bind::<$hook::Hook>(places.get(..used).unwrap_or_default())?;
+                bind_one::<$hook::Hook>(binding, order, $hook::POLICIES, attached)?;
             )*
             Ok(())
         }
