@@ -38,7 +38,9 @@ impl Target {
             _ => return Err(Errno::EINVAL),
         };
         let zombie = || find_process(id).map(Target::Zombie).ok_or(Errno::ESRCH);
-        find_thread(id).map(Target::Thread).map_or_else(zombie, Ok)
+        // One that has left its process may still be there: what it had is the process's now.
+        let is_there = |thread: &Arc<Thread>| thread.process.threads.lock().has(thread);
+        find_thread(id).filter(is_there).map(Target::Thread).map_or_else(zombie, Ok)
     }
 
     fn process(&self) -> &Arc<Process> {
