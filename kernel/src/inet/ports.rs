@@ -11,8 +11,6 @@
 //! Why it is hard: a group may be large, and then no datagram may cost a look at each member. So a
 //! port knows whether all who have it are one group, none of them connected.
 
-use crate::process::Thread;
-use crate::security::Capability;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -23,6 +21,11 @@ use core::sync::atomic::{AtomicU16, Ordering};
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
+use super::options::IpOptions;
+use crate::net::Common;
+use crate::process::Thread;
+use crate::security::Capability;
+
 /// Ports given to sockets that ask for none (ip_local_port_range).
 pub(super) const EPHEMERAL: RangeInclusive<u16> = 32768..=60999;
 /// Ports below need CAP_NET_BIND_SERVICE.
@@ -30,16 +33,30 @@ const PRIVILEGED_END: u16 = 1024;
 
 /// What the table asks of a socket.
 pub(super) trait Owner: Send + Sync {
-    /// SO_REUSEADDR and SO_REUSEPORT.
-    fn reuse(&self) -> (bool, bool);
+    /// Its options.
+    fn options(&self) -> (&Common, &IpOptions);
     /// Whether it listens for connections.
     fn listens(&self) -> bool;
+
+    /// SO_REUSEADDR and SO_REUSEPORT.
+    fn reuse(&self) -> (bool, bool) {
+        self.options().0.reuse()
+    }
+
     /// Whether an IPv6 socket takes no IPv4.
-    fn v6_only(&self) -> bool;
+    fn v6_only(&self) -> bool {
+        self.options().1.v6_only()
+    }
+
     /// IP_FREEBIND and its kin: whether it may have an address that is not this machine's.
-    fn binds_freely(&self) -> bool;
+    fn binds_freely(&self) -> bool {
+        self.options().1.binds_freely()
+    }
+
     /// The ports that may be chosen for it.
-    fn port_range(&self) -> RangeInclusive<u16>;
+    fn port_range(&self) -> RangeInclusive<u16> {
+        self.options().1.port_range()
+    }
 }
 
 struct PortEntry<S> {

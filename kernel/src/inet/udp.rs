@@ -5,7 +5,6 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 use abi::{Errno, Result, net as raw, udp_option};
@@ -80,24 +79,12 @@ pub(super) struct Sending {
 }
 
 impl Owner for UdpSocket {
-    fn reuse(&self) -> (bool, bool) {
-        self.common.reuse()
+    fn options(&self) -> (&Common, &IpOptions) {
+        (&self.common, &self.ip)
     }
 
     fn listens(&self) -> bool {
         false
-    }
-
-    fn v6_only(&self) -> bool {
-        self.ip.v6_only()
-    }
-
-    fn binds_freely(&self) -> bool {
-        self.ip.binds_freely()
-    }
-
-    fn port_range(&self) -> RangeInclusive<u16> {
-        self.ip.port_range()
     }
 }
 

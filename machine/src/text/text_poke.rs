@@ -157,9 +157,7 @@ impl Window<'_> {
         }
         (text_alias() + (addr & PAGE_MASK)) as *mut u8
     }
-}
 
-impl Window<'_> {
     /// Maps `page` at the alias, in place of the one that was there.
     #[inline(never)]
     fn move_to(&mut self, page: u64) {

@@ -12,7 +12,6 @@ mod options;
 
 use alloc::sync::{Arc, Weak};
 use core::net::{IpAddr, SocketAddr};
-use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, net as raw};
@@ -75,24 +74,12 @@ pub struct TcpSocket {
 }
 
 impl Owner for TcpSocket {
-    fn reuse(&self) -> (bool, bool) {
-        self.common.reuse()
+    fn options(&self) -> (&Common, &IpOptions) {
+        (&self.common, &self.ip)
     }
 
     fn listens(&self) -> bool {
         self.backlog.is_listening()
-    }
-
-    fn v6_only(&self) -> bool {
-        self.ip.v6_only()
-    }
-
-    fn binds_freely(&self) -> bool {
-        self.ip.binds_freely()
-    }
-
-    fn port_range(&self) -> RangeInclusive<u16> {
-        self.ip.port_range()
     }
 }
 
