@@ -3,7 +3,8 @@
 //! Whose a cell is, is told by where it lies: inside the structure that [`Current`] names, which
 //! cannot leave its thread.
 
-use core::cell::{Cell, UnsafeCell};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Current;
 use crate::cpu::sync::SpinLock;
@@ -12,8 +13,9 @@ use crate::cpu::sync::SpinLock;
 /// of the value's own.
 pub struct ThreadCell<T> {
     /// Calls of `with` that have not returned. Each has a frame on the thread's stack, so it does
-    /// not overflow.
-    readers: Cell<usize>,
+    /// not overflow. Only the thread itself counts, by a load and a store; they are atomic so that
+    /// the compiler leaves them together, as one instruction that counts in memory.
+    readers: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
@@ -24,7 +26,7 @@ unsafe impl<T: Send> Sync for ThreadCell<T> {}
 impl<T> ThreadCell<T> {
     /// A cell with a value.
     pub const fn new(value: T) -> Self {
-        ThreadCell { readers: Cell::new(0), value: UnsafeCell::new(value) }
+        ThreadCell { readers: AtomicUsize::new(0), value: UnsafeCell::new(value) }
     }
 
     /// Calls `f` with the value. Panics if the cell is not in `thread`.
@@ -38,7 +40,7 @@ impl<T> ThreadCell<T> {
     /// Puts a value there and returns the one before. Panics as `with`, or from inside `with`.
     pub fn replace<Th>(&self, thread: Current<Th>, value: T) -> T {
         assert!(self.is_in(&thread), "a cell of another thread");
-        assert!(self.readers.get() == 0, "a value that is being read");
+        assert!(self.readers.load(Ordering::Relaxed) == 0, "a value that is being read");
         // SAFETY: no other thread gets here, and this one is in no `with_own`, which alone give
         // out references.
         unsafe { core::mem::replace(&mut *self.value.get(), value) }
@@ -48,12 +50,18 @@ impl<T> ThreadCell<T> {
     /// The cell lies in the structure of the running thread.
     #[inline(always)]
     unsafe fn with_own<R>(&self, f: impl FnOnce(&T) -> R) -> R {
-        self.readers.set(self.readers.get().wrapping_add(1));
+        self.count(1);
         // SAFETY: only `replace` changes the value, and not while `readers` counts this call. If
         // `f` does not return, it counts for ever.
         let result = f(unsafe { &*self.value.get() });
-        self.readers.set(self.readers.get().wrapping_sub(1));
+        self.count(usize::MAX);
         result
+    }
+
+    #[inline(always)]
+    fn count(&self, by: usize) {
+        let readers = self.readers.load(Ordering::Relaxed);
+        self.readers.store(readers.wrapping_add(by), Ordering::Relaxed);
     }
 
     /// Whether the cell is part of the running thread's structure. `Current` cannot leave its
