@@ -131,20 +131,26 @@ impl Window<'_> {
         is_inside(self.range.clone(), addr, len)
     }
 
-    /// Writes as many bytes as no store has: up to eight with those behind them as they are, so
-    /// that an NMI finds no mixture; in single bytes what is longer, or ends where text does.
-    #[inline(never)]
-    fn poke_odd(&mut self, addr: u64, bytes: &[u8]) {
-        let mut word = [0; 8];
-        if self.covers(addr, word.len())
-            && LiveText.read(addr, &mut word).is_ok()
-            && let Some(room) = word.get_mut(..bytes.len())
-        {
-            room.copy_from_slice(bytes);
-            return store(self.alias(addr), word);
+    /// Writes fewer than eight bytes, whose place in the alias is `to`, by one store with those
+    /// behind them as they are, so that an NMI finds no mixture: in single bytes only what ends
+    /// where this window's text does.
+    #[inline(always)]
+    fn poke_within_word<const N: usize>(&mut self, to: *mut u8, addr: u64, bytes: [u8; N]) {
+        const { assert!(N < 8, "stores of eight bytes keep none") };
+        if !self.covers(addr, 8) {
+            return self.poke_bytes(addr, &bytes);
         }
-        for (at, &byte) in (addr..).zip(bytes) {
-            store(self.alias(at), byte);
+        let mut word = [0; 8];
+        word[..N].copy_from_slice(&bytes);
+        let kept = load(to) & (u64::MAX << (8 * N));
+        store(to, kept | u64::from_le_bytes(word));
+    }
+
+    /// Writes byte by byte, the last one first: a return is whole until its head is a jump's.
+    #[inline(never)]
+    fn poke_bytes(&mut self, addr: u64, bytes: &[u8]) {
+        for (at, &byte) in bytes.iter().enumerate().rev() {
+            store(self.alias(addr + at as u64), byte);
         }
     }
 
@@ -187,9 +193,18 @@ impl TextPoke for Window<'_> {
             [a, b] => store(to, [a, b]),
             [a, b, c, d] => store(to, u32::from_le_bytes([a, b, c, d])),
             [a, b, c, d, e, f, g, h] => store(to, u64::from_le_bytes([a, b, c, d, e, f, g, h])),
-            _ => self.poke_odd(addr, bytes),
+            [a, b, c, d, e] => self.poke_within_word(to, addr, [a, b, c, d, e]),
+            [a, b, c, d, e, f] => self.poke_within_word(to, addr, [a, b, c, d, e, f]),
+            _ => self.poke_bytes(addr, bytes),
         }
     }
+}
+
+/// Eight bytes of the alias.
+#[inline(always)]
+fn load(from: *mut u8) -> u64 {
+    // SAFETY: as in `store`; what is mapped writable can be read.
+    u64::from_le_bytes(unsafe { from.cast::<[u8; 8]>().read_volatile() })
 }
 
 /// One store of `value` at `to`, which need not be aligned.

@@ -211,10 +211,8 @@ impl BootChecked<'_> {
     #[inline(never)]
     fn apply_returns(&self, text: &mut Counting<'_, impl TextPoke>) -> Result<(), Broken> {
         for site in self.returns() {
-            let (head, rest) = return_site::halves(site, self.plan.returns).map_err(broken)?;
-            // A plain return's rest is not executed; with the head it is a whole jump.
-            text.poke(site.wrapping_add(1), &rest);
-            text.poke(site, &head);
+            let bytes = return_site::bytes(site, self.plan.returns).map_err(broken)?;
+            text.poke(site, &bytes);
         }
         Ok(())
     }
@@ -287,9 +285,15 @@ impl BootChecked<'_> {
     #[inline(never)]
     fn verify_returns(&self, text: &impl Text, done: bool) -> Result<usize, Anomaly> {
         let mut count = 0;
+        let usual = if done { self.plan.returns } else { Return::Plain };
         for site in self.returns() {
-            if !self.thunk_return(text, site)?.is_noop() && done {
+            let is_usual = return_site::is_at(text, site, usual)?;
+            if !is_usual && !self.thunk_return(text, site)?.is_noop() && done {
                 return Err(Anomaly::new(site, 0, What::UnknownTail));
+            }
+            if !done {
+                // In reach, that is.
+                return_site::bytes(site, self.plan.returns)?;
             }
             count += 1;
         }

@@ -120,10 +120,11 @@ pub trait Text {
 
 /// Text that can be written, at an address that [`Text::read`] accepts.
 ///
-/// Contract of an implementation: a `poke` of 1, 2, 4 or 8 bytes is one store instruction, and so is
-/// one of another number below 8 where eight bytes of text begin, so that an NMI on the same CPU
-/// sees the old bytes or the new ones and never a mixture; the store is visible to this CPU's instruction fetch when `poke` returns or at the latest at the next
-/// interrupt; bytes outside the text are never written.
+/// Contract of an implementation: a `poke` of 1, 2, 4 or 8 bytes is one store instruction, and so
+/// is one of 5 or 6 where eight bytes of text begin, so that an NMI on the same CPU sees the old
+/// bytes or the new ones and never a mixture; the store is visible to this CPU's instruction fetch
+/// when `poke` returns or at the latest at the next interrupt; bytes outside the text are never
+/// written.
 pub trait TextPoke: Text {
     /// Writes `bytes` at `addr`. Cannot fail: the pass has read these very bytes before.
     fn poke(&mut self, addr: u64, bytes: &[u8]);

@@ -7,8 +7,9 @@
 //!
 //! The compiler jumps to `__x86_return_thunk` for every return (`-Zfunction-return=thunk-extern`).
 //! objtool makes each of these a plain return and lists it ([`crate::site_table::ReturnEntry`]), so
-//! that only a CPU that needs a thunk pays for one: boot writes the jumps then. Both stores of a
-//! site leave a whole instruction: the bytes behind a plain return are never executed.
+//! that only a CPU that needs a thunk pays for one: boot writes the jumps then, each by one store.
+//! Where that cannot be ([`update`]), both stores leave a whole instruction: the bytes behind a
+//! plain return are never executed.
 
 use crate::jump_label::{JMP32, SITE_LEN};
 use crate::poke::{Anomaly, Change, Code, Patch, Store, Text, What, read_word, word_of};
@@ -34,7 +35,27 @@ pub enum Return {
 /// # Errors
 /// [`What::OutOfReach`].
 pub fn encode(site: u64, how: Return) -> Result<Code, Anomaly> {
-    Ok(Code::from_word(word(site, how)?, SITE_LEN as u8))
+    Ok(Code::new(&bytes(site, how)?))
+}
+
+/// [`encode`], as they are stored.
+///
+/// # Errors
+/// [`What::OutOfReach`].
+#[inline]
+pub fn bytes(site: u64, how: Return) -> Result<[u8; SITE_LEN], Anomaly> {
+    let [head, a, b, c, d, ..] = word(site, how)?.to_le_bytes();
+    Ok([head, a, b, c, d])
+}
+
+/// Whether the bytes at `site` are those of `how`, which must be in reach: [`change`] for a pass
+/// over thousands of sites.
+///
+/// # Errors
+/// [`What::OutOfReach`].
+#[inline]
+pub fn is_at(text: &impl Text, site: u64, how: Return) -> Result<bool, Anomaly> {
+    Ok(read_word::<SITE_LEN>(text, site)? == word(site, how)?)
 }
 
 #[inline]
@@ -56,17 +77,6 @@ pub fn change(text: &impl Text, site: u64, from: Return, to: Return) -> Result<C
         return Err(unexpected(site, from, old));
     }
     Ok(Change { old, new, len: SITE_LEN as u8 })
-}
-
-/// The bytes of the site at `site`, as the two stores that make them: a plain return becomes a jump
-/// whole when its rest is written before its head.
-///
-/// # Errors
-/// [`What::OutOfReach`].
-#[inline]
-pub fn halves(site: u64, how: Return) -> Result<([u8; 1], [u8; 4]), Anomaly> {
-    let [head, a, b, c, d, ..] = word(site, how)?.to_le_bytes();
-    Ok(([head], [a, b, c, d]))
 }
 
 /// [`change`] as the derive step of a two-phase pass.
