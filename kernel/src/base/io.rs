@@ -65,50 +65,20 @@ pub fn read_iovec(address: u64, count: u64) -> Result<Vec<IoVec>> {
     Ok(vector)
 }
 
-/// A cursor over one buffer of a program.
-struct UserBuffer {
-    at: u64,
-    left: usize,
-}
-
-impl UserBuffer {
-    #[inline(always)]
-    fn new(at: u64, len: usize) -> Self {
-        UserBuffer { at, left: len.min(MAX_TRANSFER) }
-    }
-
-    /// Copies `len` bytes, or none, with `copy` (address, length). Nothing to copy is no access:
-    /// the address may be anything.
-    #[inline(always)]
-    fn pass(&mut self, len: usize, copy: impl FnOnce(u64, usize) -> Result<()>) -> Result<usize> {
-        let len = len.min(self.left);
-        if len > 0 {
-            copy(self.at, len)?;
-            self.at += len as u64;
-            self.left -= len;
-        }
-        Ok(len)
-    }
-
-    /// Copies up to `len` bytes with `copy` (address, position, length): as much as is there.
-    #[inline(always)]
-    fn pass_partly(
-        &mut self,
-        len: usize,
-        mut copy: impl FnMut(u64, usize, usize) -> Result<()>,
-    ) -> Result<usize> {
-        let len = len.min(self.left);
-        if len == 0 {
-            return Ok(0);
-        }
-        let done = match copy(self.at, 0, len) {
-            Ok(()) => len,
-            Err(error) => copy_pages(self.at, len, &mut copy, error)?,
-        };
-        self.at += done as u64;
-        self.left -= done;
-        Ok(done)
-    }
+/// Copies `len` bytes of a program's one buffer, which goes on at `at`, with `copy` (address,
+/// position, length): as much as is there.
+#[inline(always)]
+fn pass(
+    at: &mut u64,
+    len: usize,
+    mut copy: impl FnMut(u64, usize, usize) -> Result<()>,
+) -> Result<usize> {
+    let done = match copy(*at, 0, len) {
+        Ok(()) => len,
+        Err(error) => copy_pages(*at, len, &mut copy, error)?,
+    };
+    *at += done as u64;
+    Ok(done)
 }
 
 /// Copies page by page up to the one that is not there, after the whole failed with `error`, which
@@ -132,32 +102,24 @@ fn copy_pages(
     if done == 0 { Err(error) } else { Ok(done) }
 }
 
-/// A cursor over a program's buffers.
+/// A program's buffers, from where the next byte is.
 struct UserVector<'a> {
     parts: &'a [IoVec],
     /// Bytes of the first part already used.
     used: usize,
-    left: usize,
 }
 
-impl<'a> UserVector<'a> {
-    fn new(parts: &'a [IoVec]) -> Self {
-        let left = parts.iter().map(|part| part.len as usize).sum();
-        UserVector { parts, used: 0, left }
-    }
-
+impl UserVector<'_> {
     /// The next contiguous piece: address and length. None at the end.
     fn piece(&mut self) -> Option<(u64, usize)> {
-        while self.left > 0 {
+        loop {
             let part = self.parts.first()?;
             if self.used < part.len as usize {
-                let len = (part.len as usize - self.used).min(self.left);
-                return Some((part.base + self.used as u64, len));
+                return Some((part.base + self.used as u64, part.len as usize - self.used));
             }
             self.parts = &self.parts[1..];
             self.used = 0;
         }
-        None
     }
 
     /// Copies up to `len` bytes with `copy` (address, position, length); an error only if nothing
@@ -184,7 +146,6 @@ impl<'a> UserVector<'a> {
                 }
             };
             self.used += went;
-            self.left -= went;
             done += went;
             if went < step {
                 break;
@@ -194,14 +155,21 @@ impl<'a> UserVector<'a> {
     }
 }
 
+/// Bytes of all parts.
+fn total(vector: &[IoVec]) -> usize {
+    vector.iter().map(|part| part.len as usize).sum()
+}
+
+/// Where the next byte goes.
 enum To<'a> {
-    User(UserBuffer),
+    User(u64),
     Vector(UserVector<'a>),
-    Kernel(&'a mut [u8], usize),
+    Kernel(&'a mut [u8]),
 }
 
 /// Where a read puts its data.
 pub struct Sink<'a> {
+    left: usize,
     to: To<'a>,
     nowait: bool,
 }
@@ -210,19 +178,20 @@ impl<'a> Sink<'a> {
     /// A program's buffer.
     #[must_use]
     pub fn user(base: u64, len: usize) -> Self {
-        Sink { to: To::User(UserBuffer::new(base, len)), nowait: false }
+        Sink { left: len.min(MAX_TRANSFER), to: To::User(base), nowait: false }
     }
 
     /// A program's buffers, from [`read_iovec`].
     #[must_use]
     pub fn user_vector(vector: &'a [IoVec]) -> Self {
-        Sink { to: To::Vector(UserVector::new(vector)), nowait: false }
+        let to = To::Vector(UserVector { parts: vector, used: 0 });
+        Sink { left: total(vector), to, nowait: false }
     }
 
     /// A buffer of the kernel.
     #[must_use]
     pub fn kernel(buffer: &'a mut [u8]) -> Self {
-        Sink { to: To::Kernel(buffer, 0), nowait: false }
+        Sink { left: buffer.len(), to: To::Kernel(buffer), nowait: false }
     }
 
     /// The same, for a request that does not wait for data to come or for room (RWF_NOWAIT).
@@ -239,12 +208,9 @@ impl<'a> Sink<'a> {
 
     /// Bytes that still fit.
     #[must_use]
+    #[inline(always)]
     pub fn left(&self) -> usize {
-        match &self.to {
-            To::User(buffer) => buffer.left,
-            To::Vector(cursor) => cursor.left,
-            To::Kernel(buffer, used) => buffer.len() - used,
-        }
+        self.left
     }
 
     /// Copies as many of `bytes` as fit; returns how many. EFAULT only if not one byte went.
@@ -260,8 +226,11 @@ impl<'a> Sink<'a> {
     #[inline]
     pub fn put_u64(&mut self, value: u64) -> Result<usize> {
         match &mut self.to {
-            To::User(buffer) if buffer.left >= 8 => {
-                buffer.pass(8, |at, _| uaccess::write_u64(at, value).map_err(efault))
+            To::User(at) if self.left >= 8 => {
+                uaccess::write_u64(*at, value).map_err(efault)?;
+                *at += 8;
+                self.left -= 8;
+                Ok(8)
             }
             _ => match self.put(&value.to_ne_bytes())? {
                 put if put < 8 && self.left() > 0 => Err(Errno::EFAULT),
@@ -301,27 +270,36 @@ impl<'a> Sink<'a> {
         mut to_user: impl FnMut(u64, usize, usize) -> Result<()>,
         mut to_kernel: impl FnMut(&mut [u8], usize, usize),
     ) -> Result<usize> {
-        match &mut self.to {
-            To::User(buffer) => buffer.pass_partly(len, &mut to_user),
-            To::Vector(cursor) => cursor.pass(len, to_user),
-            To::Kernel(buffer, used) => {
-                let done = len.min(buffer.len() - *used);
-                to_kernel(&mut buffer[*used..*used + done], 0, done);
-                *used += done;
-                Ok(done)
-            }
+        let len = len.min(self.left);
+        // Nothing to copy is no access: the address may be anything.
+        if len == 0 {
+            return Ok(0);
         }
+        let done = match &mut self.to {
+            To::User(at) => pass(at, len, &mut to_user)?,
+            To::Vector(vector) => vector.pass(len, to_user)?,
+            To::Kernel(buffer) => {
+                let (now, later) = core::mem::take(buffer).split_at_mut(len);
+                to_kernel(now, 0, len);
+                *buffer = later;
+                len
+            }
+        };
+        self.left -= done;
+        Ok(done)
     }
 }
 
+/// Where the next byte comes from.
 enum From<'a> {
-    User(UserBuffer),
+    User(u64),
     Vector(UserVector<'a>),
     Kernel(&'a [u8]),
 }
 
 /// Where a write takes its data from.
 pub struct Source<'a> {
+    left: usize,
     from: From<'a>,
     nowait: bool,
     append: Option<bool>,
@@ -331,19 +309,24 @@ impl<'a> Source<'a> {
     /// A program's buffer.
     #[must_use]
     pub fn user(base: u64, len: usize) -> Self {
-        Source { from: From::User(UserBuffer::new(base, len)), nowait: false, append: None }
+        Self::of(len.min(MAX_TRANSFER), From::User(base))
     }
 
     /// A program's buffers, from [`read_iovec`].
     #[must_use]
     pub fn user_vector(vector: &'a [IoVec]) -> Self {
-        Source { from: From::Vector(UserVector::new(vector)), nowait: false, append: None }
+        Self::of(total(vector), From::Vector(UserVector { parts: vector, used: 0 }))
     }
 
     /// A buffer of the kernel.
     #[must_use]
     pub fn kernel(buffer: &'a [u8]) -> Self {
-        Source { from: From::Kernel(buffer), nowait: false, append: None }
+        Self::of(buffer.len(), From::Kernel(buffer))
+    }
+
+    #[inline(always)]
+    fn of(left: usize, from: From<'a>) -> Self {
+        Source { left, from, nowait: false, append: None }
     }
 
     /// The same, for a request that does not wait for data to come or for room (RWF_NOWAIT).
@@ -374,21 +357,14 @@ impl<'a> Source<'a> {
 
     /// Bytes that are left.
     #[must_use]
+    #[inline(always)]
     pub fn left(&self) -> usize {
-        match &self.from {
-            From::User(buffer) => buffer.left,
-            From::Vector(cursor) => cursor.left,
-            From::Kernel(buffer) => buffer.len(),
-        }
+        self.left
     }
 
     /// Forgets all but the next `len` bytes.
     pub fn truncate(&mut self, len: usize) {
-        match &mut self.from {
-            From::User(buffer) => buffer.left = buffer.left.min(len),
-            From::Vector(cursor) => cursor.left = cursor.left.min(len),
-            From::Kernel(buffer) => *buffer = &buffer[..len.min(buffer.len())],
-        }
+        self.left = self.left.min(len);
     }
 
     /// Copies as many bytes as there are and fit; returns how many. EFAULT only if not one went.
@@ -415,8 +391,9 @@ impl<'a> Source<'a> {
     /// nothing.
     pub fn probe(&mut self) -> Result<()> {
         let next = match &mut self.from {
-            From::User(buffer) => (buffer.left > 0).then_some(buffer.at),
-            From::Vector(cursor) => cursor.piece().map(|(at, _)| at),
+            _ if self.left == 0 => None,
+            From::User(at) => Some(*at),
+            From::Vector(vector) => vector.piece().map(|(at, _)| at),
             From::Kernel(_) => None,
         };
         next.map_or(Ok(()), |at| uaccess::read_bytes(at, &mut [0]).map_err(efault))
@@ -435,12 +412,10 @@ impl<'a> Source<'a> {
     #[inline]
     pub fn take_u64(&mut self) -> Result<u64> {
         match &mut self.from {
-            From::User(buffer) if buffer.left >= 8 => {
-                let mut value = 0;
-                buffer.pass(8, |at, _| {
-                    value = uaccess::read_u64(at).map_err(efault)?;
-                    Ok(())
-                })?;
+            From::User(at) if self.left >= 8 => {
+                let value = uaccess::read_u64(*at).map_err(efault)?;
+                *at += 8;
+                self.left -= 8;
                 Ok(value)
             }
             _ => self.take_u64_slowly(),
@@ -478,15 +453,21 @@ impl<'a> Source<'a> {
         mut from_user: impl FnMut(u64, usize, usize) -> Result<()>,
         mut from_kernel: impl FnMut(&[u8], usize),
     ) -> Result<usize> {
-        match &mut self.from {
-            From::User(buffer) => buffer.pass_partly(len, &mut from_user),
-            From::Vector(cursor) => cursor.pass(len, from_user),
-            From::Kernel(buffer) => {
-                let done = len.min(buffer.len());
-                from_kernel(&buffer[..done], 0);
-                *buffer = &buffer[done..];
-                Ok(done)
-            }
+        let len = len.min(self.left);
+        if len == 0 {
+            return Ok(0);
         }
+        let done = match &mut self.from {
+            From::User(at) => pass(at, len, &mut from_user)?,
+            From::Vector(vector) => vector.pass(len, from_user)?,
+            From::Kernel(buffer) => {
+                let (now, later) = buffer.split_at(len);
+                from_kernel(now, 0);
+                *buffer = later;
+                len
+            }
+        };
+        self.left -= done;
+        Ok(done)
     }
 }

@@ -230,7 +230,7 @@ impl Pipe {
         self.read(true, sink)
     }
 
-    #[inline]
+    #[inline(always)]
     fn read(&self, nonblocking: bool, sink: &mut Sink<'_>) -> Result<usize> {
         if sink.left() == 0 {
             return Ok(0);
@@ -283,11 +283,26 @@ impl Pipe {
         if source.left() == 0 {
             return Ok(0);
         }
+        let first = if packets {
+            self.try_write_packet(nonblocking, source)
+        } else {
+            self.try_write(nonblocking, false, false, source)
+        };
         // Nearly always everything goes at once.
-        match self.try_write(nonblocking, packets, false, source) {
+        match first {
             Some(Ok(len)) if source.left() == 0 => Ok(len),
             first => self.write_rest(nonblocking, packets, first, source),
         }
+    }
+
+    /// Out of the way of bytes without bounds.
+    #[inline(never)]
+    fn try_write_packet(
+        &self,
+        nonblocking: bool,
+        source: &mut Source<'_>,
+    ) -> Option<Result<usize>> {
+        self.try_write(nonblocking, true, false, source)
     }
 
     /// Goes on after the first try of a write.

@@ -16,7 +16,7 @@ use machine::sync::SpinLock;
 use super::anon::AnonInode;
 use super::path::Location;
 use super::permission::drop_privileges;
-use super::{FileOps, Inode, MovedBy, hooks, inotify, leases, locks};
+use super::{FileOps, FileType, Inode, MovedBy, hooks, inotify, leases, locks};
 use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::lists::{Lists, Place};
 use crate::base::poll::PollTable;
@@ -58,6 +58,8 @@ pub struct File {
     can_read: bool,
     can_write: bool,
     is_seekable: bool,
+    /// Something that can be executed.
+    is_regular: bool,
     moved_by: MovedBy,
     /// Position of seekable files.
     pub position: Mutex<u64>,
@@ -150,10 +152,13 @@ impl File {
         let Opening { opener, access, granted, is_created } = opening;
         let mode = flags & raw::O_ACCMODE;
         let is_path = flags & raw::O_PATH != 0;
+        let inode = location.as_ref().map(Location::inode);
+        let is_regular = inode.is_some_and(|inode| inode.file_type() == FileType::Regular);
         Arc::new(File {
             can_read: !is_path && (mode == raw::O_RDONLY || mode == raw::O_RDWR),
             can_write: !is_path && (mode == raw::O_WRONLY || mode == raw::O_RDWR),
             is_seekable: ops.is_seekable(),
+            is_regular,
             moved_by: ops.moved_by(),
             ops,
             location,
@@ -304,7 +309,7 @@ impl File {
     #[inline]
     pub fn drop_privileges(&self, who: impl FnOnce() -> Subject) -> Result<()> {
         match &self.location {
-            Some(location) if !location.inode().state().is_plain() => {
+            Some(location) if self.is_regular && !location.inode().state().is_plain() => {
                 drop_privileges(&**location.inode(), &who())
             }
             _ => Ok(()),
