@@ -94,17 +94,6 @@ fn check_user(own: &Subject, other: &Credentials) -> Result<()> {
     if same_user || own.capable(Capability::SysNice) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// EPERM for a thread with more capabilities than the caller, who may not set anybody's priority.
-/// Those of a process may differ, which policies are not told.
-fn check_not_above(own: &Subject, target: &Target) -> Result<()> {
-    check_has_no_more(own, &target.credentials())
-}
-
-fn check_has_no_more(own: &Subject, other: &Credentials) -> Result<()> {
-    let is_less = other.permitted & !own.permitted == 0;
-    if is_less || own.capable(Capability::SysNice) { Ok(()) } else { Err(Errno::EPERM) }
-}
-
 /// sched_yield(2).
 pub fn sched_yield() -> Result<u64> {
     if sched::has_queued() {
@@ -136,8 +125,7 @@ pub fn sched_setaffinity(pid: u64, size: usize, mask: u64) -> Result<u64> {
     UserPtr::<u8>::new(mask).read_bytes(&mut bytes[..size])?;
     let target = Target::of(pid).map_err(|_| Errno::ESRCH)?;
     let own = check_permission(&target)?;
-    check_not_above(&own, &target)?;
-    hooks::task_setscheduler((&own, target.process()))?;
+    hooks::task_setscheduler((&own, target.process(), &target.credentials()))?;
     let online = (1u64 << cpu_count()) - 1;
     let mask = u64::from_le_bytes(bytes) & online;
     if mask == 0 {
@@ -189,8 +177,7 @@ fn set_policy(target: &Target, policy: u32, priority: i32, nice: Option<i32>) ->
     if !own.capable(Capability::SysNice) {
         check_limits(target, policy, priority, nice)?;
     }
-    check_not_above(&own, target)?;
-    hooks::task_setscheduler((&own, target.process()))?;
+    hooks::task_setscheduler((&own, target.process(), &target.credentials()))?;
     if let Some(nice) = nice {
         set_nice(&own, target, nice)?;
     }
@@ -413,8 +400,7 @@ fn set_nice(own: &Subject, target: &Target, nice: i32) -> Result<()> {
     if nice < old && !may_rise() {
         return Err(Errno::EACCES);
     }
-    check_has_no_more(own, &other)?;
-    hooks::task_setnice((own, target.process(), nice))?;
+    hooks::task_setnice((own, target.process(), &other, nice))?;
     if nice != old {
         target.change(|entity| entity.nice = nice);
     }
@@ -468,12 +454,12 @@ pub fn ioprio_set(kind: u32, who: u32, priority: u32) -> Result<u64> {
     check_io_priority(&subject, priority)?;
     for target in io_targets(kind, who)? {
         // Not the rule of `check_permission`: the real ids are asked.
-        let uid = target.credentials().uid;
+        let other = target.credentials();
+        let uid = other.uid;
         if uid != subject.euid && uid != subject.uid && !subject.capable(Capability::SysNice) {
             return Err(Errno::EPERM);
         }
-        check_not_above(&subject, &target)?;
-        hooks::task_setioprio((&subject, target.process(), priority))?;
+        hooks::task_setioprio((&subject, target.process(), &other, priority))?;
         target.change(|entity| entity.io_priority = priority & 0xffff);
     }
     Ok(0)

@@ -15,8 +15,8 @@ use crate::process::current;
 use crate::process::pidfd;
 use crate::process::signal::{Action, LAST, SigInfo, SignalSet, UNBLOCKABLE, bit, mask, send};
 use crate::process::{
-    Pid, Process, Thread, all_processes, find_by_tid, find_process, find_thread, group_members,
-    hooks,
+    Own, Pid, Process, Thread, all_processes, find_by_tid, find_process, find_thread,
+    group_members, hooks,
 };
 use crate::security::Capability;
 
@@ -187,25 +187,25 @@ fn check_permission(
     thread: Option<&Thread>,
     number: u32,
 ) -> Result<()> {
-    let own = sender.subject();
-    let sender = &*sender.process;
-    if core::ptr::eq(sender, target) {
-        return hooks::task_kill((&own, target, thread, number));
+    if core::ptr::eq(&raw const *sender.process, target) {
+        return hooks::task_kill((sender, target, thread, number));
     }
+    let own = sender.subject();
     let other = target.credentials();
     let same_user = [own.euid, own.uid].iter().any(|id| [other.suid, other.uid].contains(id));
     let same_session =
-        sender.session.load(Ordering::Relaxed) == target.session.load(Ordering::Relaxed);
+        sender.process.session.load(Ordering::Relaxed) == target.session.load(Ordering::Relaxed);
     if same_user || own.capable(Capability::Kill) || number == raw::SIGCONT && same_session {
-        hooks::task_kill((&own, target, thread, number))
+        hooks::task_kill((sender, target, thread, number))
     } else {
         Err(Errno::EPERM)
     }
 }
 
 fn own_info(number: u32, code: i32) -> SigInfo {
-    let process = &current().process;
-    SigInfo::from_process(number, code, process.pid, process.credentials().uid)
+    let thread = current();
+    let uid = Own::with_credentials(thread, |own| own.uid);
+    SigInfo::from_process(number, code, thread.process.pid, uid)
 }
 
 /// Sends `info` if the caller may. Number 0 only checks.

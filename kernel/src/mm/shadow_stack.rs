@@ -7,6 +7,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use alloc::sync::Arc;
+
 use abi::{Errno, Result};
 use entry::shadow_stack::{Child, SignalFrame, bytes_of, feature, saved_ssp};
 use machine::memory::{Prot, USER_END};
@@ -221,8 +223,9 @@ pub fn push_signal(restorer: u64) -> Result<()> {
 
 /// The handler has returned: back to where the shadow stack ended. EINVAL where another word is
 /// there than a signal had put, EFAULT where it is no shadow stack.
-pub fn pop_signal(mm: &Mm) -> Result<()> {
+pub fn pop_signal(mm: impl FnOnce() -> Result<Arc<Mm>>) -> Result<()> {
     let Some(pointer) = task::shadow_stack_pointer() else { return Ok(()) };
+    let mm = mm()?;
     // The return before may have left the end of a shadow stack, at which another page begins.
     let is_in_one = || mm.with(|inner| inner.find(pointer).is_some_and(|v| v.1.is_shadow_stack()));
     if !pointer.is_multiple_of(8) || pointer.is_multiple_of(PAGE) && !is_in_one() {

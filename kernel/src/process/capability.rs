@@ -5,7 +5,7 @@ use abi::{Errno, Result, prctl as pr};
 use lsm::capabilities::{self, FileSets, Unsafe, securebits};
 
 use super::ptrace::access::Ids;
-use super::{Process, hooks, own};
+use super::{hooks, own};
 use crate::process::current;
 use crate::security::{ALL_CAPABILITIES, Capability, Credentials, Subject};
 use crate::vfs::capability::ATTRIBUTE;
@@ -59,21 +59,23 @@ pub(super) fn ptrace_traceme((tracee, tracer): hooks::ptrace_traceme::Given<'_>)
     if less || of.has(Capability::SysPtrace) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// EPERM for a process with more capabilities, unless the caller may set anybody's priority.
-fn check_nice(who: &Subject, target: &Process) -> Result<()> {
-    let less = target.permitted() & !who.permitted == 0;
+/// EPERM for a thread with more capabilities, unless the caller may set anybody's priority.
+fn check_nice(who: &Subject, target: &Credentials) -> Result<()> {
+    let less = target.permitted & !who.permitted == 0;
     if less || who.capable(Capability::SysNice) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-pub(super) fn task_setnice((who, target, _): hooks::task_setnice::Given<'_>) -> Result<()> {
+pub(super) fn task_setnice((who, _, target, _): hooks::task_setnice::Given<'_>) -> Result<()> {
     check_nice(who, target)
 }
 
-pub(super) fn task_setioprio((who, target, _): hooks::task_setioprio::Given<'_>) -> Result<()> {
+pub(super) fn task_setioprio((who, _, target, _): hooks::task_setioprio::Given<'_>) -> Result<()> {
     check_nice(who, target)
 }
 
-pub(super) fn task_setscheduler((who, target): hooks::task_setscheduler::Given<'_>) -> Result<()> {
+pub(super) fn task_setscheduler(
+    (who, _, target): hooks::task_setscheduler::Given<'_>,
+) -> Result<()> {
     check_nice(who, target)
 }
 

@@ -79,10 +79,10 @@ mod policies {
         }
 
         pub(in super::super) fn task_kill((who, target, thread, _): kill::Given<'_>) -> Result<()> {
-            if who.pid == target.pid {
+            if who.process.pid == target.pid {
                 return Ok(());
             }
-            may_signal(&signal_fence(who.domain.as_deref()), target, thread)
+            may_signal(&signal_fence(who.confinement.get().as_deref()), target, thread)
         }
 
         pub(in super::super) fn file_send_sigiotask(

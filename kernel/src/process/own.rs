@@ -12,7 +12,7 @@ use abi::{Errno, Result, general as raw};
 use machine::task::{Current, OwnedCell};
 
 use super::{Pid, Process, Thread, current, find_process, find_thread};
-use crate::security::{CapabilitySet, Credentials, Subject};
+use crate::security::{Credentials, Subject};
 use crate::vfs::file::Fd;
 use crate::vfs::path::FsContext;
 use crate::vfs::{FdTable, File};
@@ -204,15 +204,6 @@ impl Process {
     /// Credentials.
     pub fn credentials(&self) -> Arc<Credentials> {
         if self.is_current() { current().credentials() } else { self.credentials.lock().clone() }
-    }
-
-    /// The permitted set alone.
-    pub fn permitted(&self) -> CapabilitySet {
-        if self.is_current() {
-            current().credentials().permitted
-        } else {
-            self.credentials.lock().permitted
-        }
     }
 
     /// The process as the subject of decisions, with what it may do now.

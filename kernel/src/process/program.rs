@@ -34,4 +34,6 @@ pub struct RseqArea {
     pub(super) length: AtomicU32,
     /// What stands before each place where a sequence is given up.
     pub(super) signature: AtomicU32,
+    /// The CPU that it says.
+    pub(super) told_cpu: AtomicU32,
 }

@@ -80,6 +80,7 @@ pub fn rseq(area: u64, length: u32, flags: u32, signature: u32) -> Result<u64> {
 
 /// Has the scheduler tell of other CPUs; the first of them is where the thread is now.
 fn watch(thread: &Thread, watches: bool) {
+    thread.rseq.told_cpu.store(UNINITIALIZED, Ordering::Relaxed);
     thread.base.watches_cpu.store(watches, Ordering::Relaxed);
     if watches {
         thread.task().set_work(work::RSEQ);
@@ -127,11 +128,21 @@ pub fn before_return(regs: &mut PtRegs) {
         return;
     }
     let signature = thread.rseq.signature.load(Ordering::Relaxed);
-    let cpu = machine::percpu::cpu_id() as u32;
-    let done = give_up(area, signature, regs).and_then(|()| write_cpu(area, cpu, cpu, cpu));
+    let done = give_up(area, signature, regs).and_then(|()| tell_cpu(&thread, area));
     if done.is_err() {
         send::force(SigInfo::kernel(abi::general::SIGSEGV));
     }
+}
+
+/// Makes the area say where the thread is, unless it does.
+fn tell_cpu(thread: &Thread, area: u64) -> Result<()> {
+    let cpu = machine::percpu::cpu_id() as u32;
+    if thread.rseq.told_cpu.load(Ordering::Relaxed) == cpu {
+        return Ok(());
+    }
+    write_cpu(area, cpu, cpu, cpu)?;
+    thread.rseq.told_cpu.store(cpu, Ordering::Relaxed);
+    Ok(())
 }
 
 /// Sends the thread to where its sequence is given up, if it is within one; forgets the sequence.

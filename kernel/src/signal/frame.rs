@@ -254,7 +254,7 @@ fn restore(regs: &mut PtRegs, frame_at: u64) -> Result<()> {
     pop_fpu(user.context.fpstate)?;
     load(regs, &user.context);
     let thread = current();
-    shadow_stack::pop_signal(&*thread.process.mm()?)?;
+    shadow_stack::pop_signal(|| thread.process.mm())?;
     // Else the frame may be that of a program which saves no SS.
     if user.flags & UC_STRICT_RESTORE_SS != 0 {
         regs.ss = u64::from(user.context.ss | 3);

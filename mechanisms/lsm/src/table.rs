@@ -216,13 +216,13 @@ macro_rules! process_hooks {
             /// getsid(2).
             task_getsid(&'a Process) -> First<0> [];
             /// A nice value is set.
-            task_setnice(&'a Subject, &'a Process, i32) -> First<0> [capability];
+            task_setnice(&'a Subject, &'a Process, &'a Credentials, i32) -> First<0> [capability];
             /// ioprio_set(2).
-            task_setioprio(&'a Subject, &'a Process, u32) -> First<0> [capability];
+            task_setioprio(&'a Subject, &'a Process, &'a Credentials, u32) -> First<0> [capability];
             /// ioprio_get(2).
             task_getioprio(&'a Process) -> First<0> [];
             /// A scheduling policy, its parameters or an affinity are set.
-            task_setscheduler(&'a Subject, &'a Process) -> First<0> [capability];
+            task_setscheduler(&'a Subject, &'a Process, &'a Credentials) -> First<0> [capability];
             /// They are asked for.
             task_getscheduler(&'a Process) -> First<0> [];
             /// prlimit(2) of another process.
@@ -230,7 +230,7 @@ macro_rules! process_hooks {
             /// A limit changes.
             task_setrlimit(&'a Process, Resource) -> First<0> [];
             /// A signal is sent to a process, or to one thread of it; 0 only asks.
-            task_kill(&'a Subject, &'a Process, Option<&'a Thread>, u32) -> First<0> [landlock];
+            task_kill(&'a Thread, &'a Process, Option<&'a Thread>, u32) -> First<0> [landlock];
             /// A file signals whoever has been chosen for that (fcntl(2), F_SETOWN), who is outside
             /// of this or not. Interrupts ask, too.
             file_send_sigiotask(&'a Fence, &'a Process, u32) -> First<0> [landlock];

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
 
-use super::{Pending, ProcessSignals, SigInfo, SignalSet, bit, pending, stop};
+use super::{Action, Pending, ProcessSignals, SigInfo, SignalSet, bit, pending, stop};
 use crate::base::poll::events;
 use crate::base::sched;
 use crate::process::current;
@@ -106,7 +106,8 @@ fn send(
         start_exit(process, &threads, &mut shared, raw::SIGKILL as i32, None);
         return Ok(true);
     }
-    let is_kept = !is_ignored(process, &threads, target, number);
+    let action = process.action(number);
+    let is_kept = !is_ignored(action, &threads, target, number);
     if is_kept {
         let add = |pending: &mut Pending| {
             if of_timer.is_some() {
@@ -127,7 +128,7 @@ fn send(
         let taker = taker.or_else(|| choose(&threads, target, number));
         if let Some(thread) = taker {
             alert(thread);
-            if is_fatal(process, thread, number) {
+            if is_fatal(action, thread, number) {
                 start_exit(process, &threads, &mut shared, number as i32, None);
             }
         }
@@ -183,7 +184,7 @@ fn prepare(
 /// Whether the signal would have no effect, so that it is not even queued. A blocked signal is
 /// queued always: its disposition may change before it is unblocked.
 fn is_ignored(
-    process: &Process,
+    action: Action,
     threads: &[Arc<Thread>],
     target: Option<&Arc<Thread>>,
     number: u32,
@@ -193,13 +194,12 @@ fn is_ignored(
         // Its tracer may want to know, or to change it.
         return false;
     }
-    process.action(number).ignores(number) && thread.signals.lock().blocked & bit(number) == 0
+    action.ignores(number) && thread.signals.lock().blocked & bit(number) == 0
 }
 
 /// Whether the signal ends the process whatever it does until it is delivered: then it ends at
 /// once, before any thread of it makes another call. (A core file wants the thread's registers.)
-fn is_fatal(process: &Process, thread: &Thread, number: u32) -> bool {
-    let action = process.action(number);
+fn is_fatal(action: Action, thread: &Thread, number: u32) -> bool {
     let ends = action.handler == super::SIG_DFL && !action.ignores(number);
     ends && !stop::stops(number)
         && pending::DUMPS_CORE & bit(number) == 0
