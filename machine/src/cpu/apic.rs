@@ -39,8 +39,8 @@ const LEVEL_ASSERT: u32 = 1 << 14;
 
 static REGISTERS: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 static X2APIC: AtomicBool = AtomicBool::new(false);
-/// Timer ticks (after division by 1) per second; 0 until calibrated.
-static TIMER_HZ: AtomicU64 = AtomicU64::new(0);
+/// Timer ticks (after division by 1) per nanosecond, in units of 2^-32; 0 until calibrated.
+static TICKS_PER_NS: AtomicU64 = AtomicU64::new(0);
 
 fn read(register: u32) -> u32 {
     if X2APIC.load(Ordering::Relaxed) {
@@ -84,8 +84,18 @@ pub(crate) fn init(map: fn(u64) -> Option<*mut u8>) -> u32 {
     }
     write(TPR, 0);
     write(SPURIOUS, 0x100 | u32::from(VECTOR_SPURIOUS));
-    write(LVT_TIMER, LVT_MASKED);
+    init_timer();
     id()
+}
+
+/// Makes this CPU's timer one that interrupts once when it is armed, and stops it. What depends on
+/// the mode is written here alone: a write to the APIC is an exit from many a virtual machine.
+pub(crate) fn init_timer() {
+    write(TIMER_INITIAL, 0);
+    write(TIMER_DIVIDE, DIVIDE_BY_1);
+    let mode = if features().tsc_deadline { LVT_DEADLINE } else { 0 };
+    write(LVT_TIMER, u32::from(VECTOR_TIMER) | mode);
+    stop_timer();
 }
 
 /// This CPU's APIC id.
@@ -136,7 +146,8 @@ pub(crate) fn send_startup(apic_id: u32, page: u8) {
     send(apic_id, DELIVERY_STARTUP | LEVEL_ASSERT | u32::from(page));
 }
 
-/// Lets this CPU's timer count down from `u32::MAX` at its full rate, without interrupts.
+/// Lets this CPU's timer count down from `u32::MAX` at its full rate, without interrupts, until
+/// [`init_timer`].
 pub(crate) fn start_free_running() {
     write(LVT_TIMER, LVT_MASKED);
     write(TIMER_DIVIDE, DIVIDE_BY_1);
@@ -150,35 +161,37 @@ pub(crate) fn timer_count() -> u32 {
 
 /// Sets the timer's rate, for machines without the TSC deadline.
 pub(crate) fn set_timer_rate(hz: u64) {
-    TIMER_HZ.store(hz.max(1), Ordering::Relaxed);
+    let rate = (u128::from(hz.max(1)) << 32) / 1_000_000_000;
+    TICKS_PER_NS.store(u64::try_from(rate).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
 /// Arms this CPU's timer to interrupt once, `ns` nanoseconds from now; replaces what was armed.
 pub fn arm_timer(ns: u64) {
     if features().tsc_deadline {
-        write(LVT_TIMER, u32::from(VECTOR_TIMER) | LVT_DEADLINE);
-        let deadline = crate::cpu::clock::tsc_deadline(ns);
-        // SAFETY: CPUID reports the deadline timer; it only raises our own vector. A deadline that
-        // the mode's store overtakes would be ignored: MFENCE (SDM 3A, 11.5.4.1).
-        unsafe {
-            core::arch::asm!("mfence", "mov ${deadline}, %ecx", "wrmsr",
-                deadline = const msr::TSC_DEADLINE,
-                in("eax") deadline as u32, in("edx") (deadline >> 32) as u32, out("ecx") _,
-                options(att_syntax, nostack, preserves_flags));
-        }
-        return;
+        return set_deadline(crate::cpu::clock::tsc_deadline(ns));
     }
-    let hz = u128::from(TIMER_HZ.load(Ordering::Relaxed));
-    let ticks = (u128::from(ns) * hz / 1_000_000_000).clamp(1, u128::from(u32::MAX));
-    write(TIMER_DIVIDE, DIVIDE_BY_1);
-    write(LVT_TIMER, u32::from(VECTOR_TIMER));
+    // Without a division, which takes more than all the rest.
+    let rate = u128::from(TICKS_PER_NS.load(Ordering::Relaxed));
+    let ticks = ((u128::from(ns) * rate) >> 32).clamp(1, u128::from(u32::MAX));
     write(TIMER_INITIAL, ticks as u32);
+}
+
+/// Lets this CPU's timer interrupt it when the TSC is there; 0: not at all. In its deadline mode.
+fn set_deadline(tsc: u64) {
+    // SAFETY: CPUID reports the deadline timer; it only raises our own vector. A deadline that
+    // the mode's store overtakes would be ignored: MFENCE (SDM 3A, 11.5.4.1).
+    unsafe {
+        core::arch::asm!("mfence", "mov ${deadline}, %ecx", "wrmsr",
+            deadline = const msr::TSC_DEADLINE,
+            in("eax") tsc as u32, in("edx") (tsc >> 32) as u32, out("ecx") _,
+            options(att_syntax, nostack, preserves_flags));
+    }
 }
 
 /// Stops this CPU's timer.
 pub fn stop_timer() {
-    write(LVT_TIMER, LVT_MASKED);
-    if !features().tsc_deadline {
-        write(TIMER_INITIAL, 0);
+    match features().tsc_deadline {
+        true => set_deadline(0),
+        false => write(TIMER_INITIAL, 0),
     }
 }

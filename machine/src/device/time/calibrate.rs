@@ -81,7 +81,7 @@ pub(super) fn tsc_rate() -> Rate {
         let hz = measure(QEMU_APIC_HZ, u64::from(u32::MAX), || {
             u64::from(u32::MAX - apic::timer_count())
         });
-        apic::stop_timer();
+        apic::init_timer();
         hz
     } else {
         measure_by_hpet().or_else(measure_by_pm_timer).or_else(measure_by_pit)
@@ -106,7 +106,7 @@ pub(super) fn apic_timer_hz() -> u64 {
     clock::busy_wait_us(5_000);
     let ticks = u64::from(u32::MAX - apic::timer_count());
     let elapsed = rdtsc() - start;
-    apic::stop_timer();
+    apic::init_timer();
     (u128::from(ticks) * u128::from(clock::tsc_hz()) / u128::from(elapsed.max(1))) as u64
 }
 
