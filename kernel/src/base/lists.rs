@@ -98,6 +98,7 @@ impl<T, const N: usize> Lists<T, N> {
     }
 
     /// Puts a member at the end of a list.
+    #[inline]
     pub fn push_back(&mut self, list: usize, value: T) -> Place {
         let before = self.ends[list].last;
         let place = self.fill(Slot { value: Some(value), before, after: Place::NONE });
@@ -123,16 +124,24 @@ impl<T, const N: usize> Lists<T, N> {
         place
     }
 
+    /// Where the next one that is put on a list will be.
+    #[inline]
+    pub fn next_place(&self) -> Place {
+        if (self.free.0 as usize) < self.slots.len() {
+            return self.free;
+        }
+        // 2^32 slots do not fit into memory.
+        Place(self.slots.len() as u32)
+    }
+
     #[inline]
     fn fill(&mut self, slot: Slot<T>) -> Place {
-        let place = self.free;
+        let place = self.next_place();
         if let Some(free) = self.slots.get_mut(place.0 as usize) {
             self.free = free.after;
             *free = slot;
             place
         } else {
-            // 2^32 slots do not fit into memory.
-            let place = Place(self.slots.len() as u32);
             self.slots.push(slot);
             place
         }

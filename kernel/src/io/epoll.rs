@@ -118,8 +118,8 @@ impl ReadyList {
         }
         for place in rest.iter_mut().rev() {
             if let Some(item) = place.take_if(comes_back) {
-                let at = items.push_front(0, item);
-                Item::note_place(&items, at);
+                item.note_place(&items);
+                items.push_front(0, item);
             }
         }
     }
@@ -178,15 +178,16 @@ impl Item {
     }
 
     /// Goes to the end of the ready list, where there is room.
+    #[inline(always)]
     fn enlist(item: Arc<Item>, list: &mut Lists<Arc<Item>, 1>) {
-        let place = list.push_back(0, item);
-        Item::note_place(list, place);
+        item.note_place(list);
+        list.push_back(0, item);
     }
 
-    fn note_place(list: &Lists<Arc<Item>, 1>, place: Place) {
-        if let Some(item) = list.get(place) {
-            item.listed_at.store(place.number(), Ordering::Relaxed);
-        }
+    /// It is about to be put on the list.
+    #[inline(always)]
+    fn note_place(&self, list: &Lists<Arc<Item>, 1>) {
+        self.listed_at.store(list.next_place().number(), Ordering::Relaxed);
     }
 
     /// Leaves the file's queues. Afterwards nothing but the ready list may hold the item.
