@@ -32,6 +32,12 @@ pub fn alloc_zeroed() -> Result<Frame> {
     Frame::alloc_zeroed().map_err(|_| Errno::ENOMEM)
 }
 
+/// As [`alloc_zeroed`], with what its last user has left there: see [`Frame::alloc_undefined`].
+pub fn alloc_undefined() -> Result<Frame> {
+    check_reserve()?;
+    Frame::alloc_undefined().map_err(|_| Errno::ENOMEM)
+}
+
 /// ENOMEM if so little memory is left that programs must get no more: the kernel's own small
 /// objects come from the same memory, and it cannot go on without them. Drops clean file pages
 /// first. Every call that lets a program grow asks here: faults, fork, mappings, descriptors.

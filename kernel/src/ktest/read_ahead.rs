@@ -24,6 +24,7 @@ use crate::process::spawn_kernel;
 pub(super) const TESTS: &[Test] = &[
     Test { name: "read_ahead::whole_file", run: whole_file },
     Test { name: "read_ahead::beginnings", run: beginnings },
+    Test { name: "read_ahead::behind_the_end", run: behind_the_end },
     Test { name: "read_ahead::changes_meanwhile", run: changes_meanwhile },
     Test { name: "read_ahead::failures", run: failures },
     Test { name: "read_ahead::left_answers_are_reclaimed", run: left_answers },
@@ -66,17 +67,19 @@ fn mark(index: u64, version: u64) -> u64 {
     version << 32 | index
 }
 
-fn fill(first: u64, frames: &[Frame], version: u64) {
+/// Fills the pages and what is behind the file's end in them; bytes of the file.
+fn fill(first: u64, frames: &[Frame], version: u64) -> usize {
     for (index, frame) in (first..).zip(frames) {
+        frame.write(0, &[0xee; PAGE_SIZE]);
         frame.write(0, &mark(index, version).to_le_bytes());
     }
+    (frames.len() * PAGE_SIZE).min((FILE_BYTES - first * PAGE) as usize)
 }
 
 impl PageBackend for Arc<Backend> {
-    fn read_pages(&self, first: u64, frames: &[Frame]) -> Outcome<()> {
+    fn read_pages(&self, first: u64, frames: &[Frame]) -> Outcome<usize> {
         self.asked.lock().waited.push(first);
-        fill(first, frames, self.version.load(Ordering::SeqCst));
-        Ok(())
+        Ok(fill(first, frames, self.version.load(Ordering::SeqCst)))
     }
 
     fn begin_pages(&self, first: u64, frames: &[Frame]) -> Option<Box<dyn Coming>> {
@@ -106,7 +109,7 @@ impl Coming for Answer {
         !self.backend.is_slow.load(Ordering::SeqCst)
     }
 
-    fn finish(&self) -> Outcome<()> {
+    fn finish(&self) -> Outcome<usize> {
         const MOMENT_NS: u64 = 200_000;
         if !self.is_here() {
             let moment = Some(Deadline::after_ns(MOMENT_NS));
@@ -115,8 +118,7 @@ impl Coming for Answer {
         if self.backend.fails_ahead.load(Ordering::SeqCst) {
             return Err(Errno::EIO);
         }
-        fill(self.first, &self.frames, self.version);
-        Ok(())
+        Ok(fill(self.first, &self.frames, self.version))
     }
 }
 
@@ -168,6 +170,25 @@ fn beginnings() -> Result<(), String> {
     }
     let asked = backend.asked.lock();
     ensure!(asked.waited.len() == 4 && asked.ahead.is_empty(), "ahead: {:?}", asked.ahead);
+    Ok(())
+}
+
+/// Whatever is behind the end in a page that was read, a program that maps it sees zeros.
+fn behind_the_end() -> Result<(), String> {
+    for is_ahead in [false, true] {
+        let (backend, cache) = file();
+        if is_ahead {
+            read(&cache, 0..FILE_PAGES, 0)?;
+            let last = backend.asked.lock().ahead.last().copied();
+            ensure!(last == Some(FILE_PAGES - 1), "ahead came {last:?}");
+        }
+        let page = cache.page(FILE_PAGES - 1, false).map_err(|e| format!("{e:?}"))?;
+        let mut bytes = [0; PAGE_SIZE];
+        page.read(0, &mut bytes);
+        let (file, rest) = bytes.split_at(PAGE_SIZE / 2);
+        ensure!(file[8..].iter().all(|&byte| byte == 0xee), "what was read is gone: {file:x?}");
+        ensure!(rest.iter().all(|&byte| byte == 0), "ahead: {is_ahead}: {rest:x?}");
+    }
     Ok(())
 }
 

@@ -41,8 +41,9 @@ use reading::Windows;
 
 /// Where the data of a file lasts.
 pub trait PageBackend: Send + Sync {
-    /// Fills the pages from index `first` on. Bytes past the end of the file stay zero. May sleep.
-    fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<()>;
+    /// Fills the pages from index `first` on, whose contents are undefined, from their beginning as
+    /// far as the file goes; how many bytes. May sleep.
+    fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<usize>;
     /// The same without the wait. None if that cannot be now, or never.
     fn begin_pages(&self, _first: u64, _frames: &[Frame]) -> Option<Box<dyn Coming>> {
         None

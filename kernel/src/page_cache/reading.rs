@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use abi::Result;
-use machine::frame::Frame;
+use machine::frame::{Frame, PAGE_SIZE};
 
 use super::pages::{Look, Page, PageState};
 use super::{PAGE, PageBackend, PageCache, keep_reserve, reclaimable};
@@ -36,8 +36,9 @@ static WINDOWS: AtomicUsize = AtomicUsize::new(0);
 pub trait Coming: Send {
     /// Whether [`Self::finish`] will not wait.
     fn is_here(&self) -> bool;
-    /// Sleeps until the pages are as [`PageBackend::read_pages`] leaves them. Once.
-    fn finish(&self) -> Result<()>;
+    /// Sleeps until the pages are as [`PageBackend::read_pages`] leaves them; what that tells.
+    /// Once.
+    fn finish(&self) -> Result<usize>;
 }
 
 struct Window {
@@ -97,6 +98,15 @@ impl Windows {
     }
 }
 
+/// The pages have nothing behind the first so many bytes: what their last users left there is
+/// nobody's to see.
+fn zero_behind(frames: &[Frame], filled: usize) {
+    for (frame, at) in frames.iter().zip((0..).step_by(PAGE_SIZE)).skip(filled / PAGE_SIZE) {
+        let kept = filled.saturating_sub(at);
+        frame.zero(kept, PAGE_SIZE - kept);
+    }
+}
+
 /// Whether there may be one window more. If there are too many, those that readers have left are
 /// settled first.
 fn is_room_for_windows() -> bool {
@@ -146,19 +156,20 @@ impl PageCache {
             }
             None => backend.read_pages(index, &frames),
         };
-        self.settle(index, &frames, result.is_ok());
-        result
+        self.settle(index, &frames, result.ok());
+        result.map(|_| ())
     }
 
-    /// Puts new pages, which are being read from here on, in the missing places of the window that
-    /// begins at `first`, up to the first that is not missing. They do not reach behind the end of
-    /// the file or, if that is more, `least`. ENOMEM if there is not one.
+    /// Puts new pages, which are being read from here on and whose contents are undefined, in the
+    /// missing places of the window that begins at `first`, up to the first that is not missing.
+    /// They do not reach behind the end of the file or, if that is more, `least`. ENOMEM if there
+    /// is not one.
     fn enter_reading(&self, first: u64, least: u64) -> Result<Vec<Frame>> {
         keep_reserve();
         let wanted = self.size().div_ceil(PAGE).min(first + WINDOW_PAGES).max(least);
         let mut frames = Vec::new();
         for _ in first..wanted {
-            match crate::base::reserve::alloc_zeroed() {
+            match crate::base::reserve::alloc_undefined() {
                 Ok(frame) => frames.push(frame),
                 Err(error) if frames.is_empty() => return Err(error),
                 Err(_) => break,
@@ -193,7 +204,7 @@ impl PageCache {
                 return;
             }
             let Some(coming) = backend.begin_pages(first, &frames) else {
-                self.settle(first, &frames, false);
+                self.settle(first, &frames, None);
                 return;
             };
             {
@@ -209,13 +220,16 @@ impl PageCache {
     /// Sleeps until the window's pages have come.
     fn finish(&self, window: &Window) {
         let result = window.coming.finish();
-        self.settle(window.first, &window.frames, result.is_ok());
+        self.settle(window.first, &window.frames, result.ok());
     }
 
-    /// Pages have been read, or not. What has been taken out, or replaced, meanwhile is not this
-    /// read's any more.
-    fn settle(&self, first: u64, frames: &[Frame], is_read: bool) {
+    /// Pages have been read, so many bytes of them, or not. What has been taken out, or replaced,
+    /// meanwhile is not this read's any more.
+    fn settle(&self, first: u64, frames: &[Frame], read: Option<usize>) {
         let mut failed = Vec::new();
+        if let Some(filled) = read {
+            zero_behind(frames, filled);
+        }
         {
             let mut pages = self.pages.lock();
             let places = first..first + frames.len() as u64;
@@ -223,7 +237,7 @@ impl PageCache {
                 let frame = &frames[(at - first) as usize];
                 page.state == PageState::Reading && page.frame.phys() == frame.phys()
             };
-            if is_read {
+            if read.is_some() {
                 let all = pages.single.range_mut(places);
                 let own = all.filter(|(at, page)| is_own(**at, page));
                 own.for_each(|(_, page)| page.state = PageState::UpToDate);

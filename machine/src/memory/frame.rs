@@ -502,7 +502,9 @@ impl Frame {
         Ok(copy)
     }
 
-    pub(super) fn alloc_undefined() -> Result<Frame, OutOfMemory> {
+    /// A new frame with what its last user has left there: for who fills it, or takes that away,
+    /// before a program can see it.
+    pub fn alloc_undefined() -> Result<Frame, OutOfMemory> {
         let pfn = alloc_one().and_then(NonZeroU32::new).ok_or(OutOfMemory)?;
         let before = info(pfn.get()).refs.swap(1, Ordering::Relaxed);
         assert_eq!(before, 0, "free frame had references");

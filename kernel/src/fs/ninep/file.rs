@@ -138,7 +138,7 @@ impl NinepInode {
 struct Backend(alloc::sync::Weak<NinepInode>);
 
 impl PageBackend for Backend {
-    fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<()> {
+    fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<usize> {
         let inode = self.0.upgrade().ok_or(Errno::EIO)?;
         // The locks may not be held while the server is asked.
         let (reader, writer) = (inode.reader.lock().clone(), inode.writer.lock().clone());
@@ -154,13 +154,13 @@ impl PageBackend for Backend {
                 fill(frames, at, data);
                 Ok(data.len())
             })?;
-            // The end of the file: what is left stays zero.
+            // The end of the file.
             if got == 0 {
                 break;
             }
             at += got;
         }
-        Ok(())
+        Ok(at)
     }
 
     fn write_pages(&self, first: u64, frames: &[Frame], len: usize) -> Result<()> {

@@ -75,8 +75,9 @@ impl Data {
 }
 
 impl PageBackend for Below {
-    fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<()> {
+    fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<usize> {
         let limit = self.limit.load(Ordering::Acquire);
+        let mut filled = 0;
         for (index, frame) in (first..).zip(frames) {
             let len = limit.saturating_sub(index * PAGE).min(PAGE) as usize;
             if len == 0 {
@@ -88,8 +89,9 @@ impl PageBackend for Below {
                 Err(Errno::ENXIO) => break,
                 Err(error) => return Err(error),
             }
+            filled += len;
         }
-        Ok(())
+        Ok(filled)
     }
 
     /// Written pages stay: nothing below is ever changed.

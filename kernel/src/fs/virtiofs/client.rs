@@ -370,9 +370,11 @@ impl Handle {
         Ok(Asked { unique, sent })
     }
 
-    /// Sleeps until the frames are filled as far as the file goes.
-    pub(super) fn finish_read(&self, asked: &Asked) -> Result<()> {
-        self.node.client.finish(asked).map(|_| ())
+    /// Sleeps until the frames are filled as far as the file goes. Bytes that came.
+    pub(super) fn finish_read(&self, asked: &Asked) -> Result<usize> {
+        let (reply, len) = self.node.client.transport.finish(&asked.sent)?;
+        fuse::reply_body(&reply, len, asked.unique).map_err(to_errno)?;
+        Ok(len - REPLY_HEADER)
     }
 
     fn read_request(&self, offset: u64, frames: &[Frame]) -> (u64, Vec<u8>) {

@@ -603,19 +603,19 @@ impl FileOps for VirtioFile {
 struct Backend(Weak<VirtioInode>);
 
 impl PageBackend for Backend {
-    fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<()> {
+    fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<usize> {
         let inode = self.0.upgrade().ok_or(Errno::EIO)?;
         let handle = inode.reader()?;
-        let mut at = first * PAGE_SIZE as u64;
+        let mut filled = 0;
         for some in frames.chunks(inode.fs.client.read_pages()) {
-            let got = handle.read(at, some)?;
-            // The end of the file: what is left stays zero.
+            let got = handle.read(first * PAGE_SIZE as u64 + filled as u64, some)?;
+            filled += got;
+            // The end of the file.
             if got < some.len() * PAGE_SIZE {
                 break;
             }
-            at += got as u64;
         }
-        Ok(())
+        Ok(filled)
     }
 
     fn begin_pages(&self, first: u64, frames: &[Frame]) -> Option<Box<dyn Coming>> {
@@ -644,7 +644,7 @@ impl Coming for Reading {
         self.asked.is_answered()
     }
 
-    fn finish(&self) -> Result<()> {
+    fn finish(&self) -> Result<usize> {
         self.handle.finish_read(&self.asked)
     }
 }
