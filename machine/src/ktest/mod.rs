@@ -24,6 +24,7 @@ pub mod handler;
 mod late;
 mod memory;
 pub(crate) mod mitigations;
+pub(crate) mod poke;
 mod seccomp;
 mod shadow_stack;
 pub mod stale;
@@ -47,6 +48,7 @@ pub const TESTS: &[&[Test]] = &[
     window::TESTS,
     seccomp::TESTS,
     mitigations::TESTS,
+    poke::TESTS,
     handler::TESTS,
     vmrun::TESTS,
     shadow_stack::TESTS,

@@ -246,13 +246,19 @@ pub(crate) const TEXT_ALIAS_PAGES: u64 = 2;
 
 /// The lowest table of [`text_alias`], made at the first call. Only during boot is one missing.
 fn text_alias_table() -> Option<Table> {
-    static MADE: Once<()> = Once::new();
+    sealed! {
+        /// Where it is: a walk each time would be most of what moving the alias costs.
+        static MADE: Once<PhysAddr> = Once::new();
+    }
     let make = || {
         let kernel = KERNEL.lock();
-        kernel.tables().make(text_alias(), 0, &mut new_table).map(|_| ())
+        let slot = kernel.tables().make(text_alias(), 0, &mut new_table)?;
+        Ok::<_, OutOfMemory>(slot.place().0.phys())
     };
-    MADE.try_call_once(make).ok()?;
-    Some(kernel_tables().find(text_alias()).place().0)
+    let at = *MADE.try_call_once(make).ok()?;
+    // SAFETY: the table is the kernel's, and its kind are never freed; only the holder of the
+    // patcher's lock writes the two entries of the alias.
+    Some(unsafe { Table::at(at) })
 }
 
 /// Maps the image's page at `page`, and the next one if `two`, writable at [`text_alias`], for this

@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::pte::{Pte, PteFlags};
 use crate::cpu::PhysAddr;
-use crate::memory::frame::{OutOfMemory, PAGE_SHIFT};
+use crate::memory::frame::{OutOfMemory, PAGE_SHIFT, virt_to_phys};
 
 /// Entries of a table.
 pub(crate) const ENTRIES: usize = 512;
@@ -82,6 +82,11 @@ impl Table {
     #[inline]
     pub(crate) unsafe fn at(at: PhysAddr) -> Table {
         Table(at.in_direct_map().cast())
+    }
+
+    /// Where it lies.
+    pub(super) fn phys(self) -> PhysAddr {
+        PhysAddr::new(virt_to_phys(self.0.cast()))
     }
 
     #[inline]

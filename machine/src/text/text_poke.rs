@@ -131,21 +131,6 @@ impl Window<'_> {
         is_inside(self.range.clone(), addr, len)
     }
 
-    /// Writes fewer than eight bytes, whose place in the alias is `to`, by one store with those
-    /// behind them as they are, so that an NMI finds no mixture: in single bytes only what ends
-    /// where this window's text does.
-    #[inline(always)]
-    fn poke_within_word<const N: usize>(&mut self, to: *mut u8, addr: u64, bytes: [u8; N]) {
-        const { assert!(N < 8, "stores of eight bytes keep none") };
-        if !self.covers(addr, 8) {
-            return self.poke_bytes(addr, &bytes);
-        }
-        let mut word = [0; 8];
-        word[..N].copy_from_slice(&bytes);
-        let kept = load(to) & (u64::MAX << (8 * N));
-        store(to, kept | u64::from_le_bytes(word));
-    }
-
     /// Writes byte by byte, the last one first: a return is whole until its head is a jump's.
     #[inline(never)]
     fn poke_bytes(&mut self, addr: u64, bytes: &[u8]) {
@@ -190,13 +175,31 @@ impl TextPoke for Window<'_> {
         // One store each: an NMI sees the old bytes or the new ones.
         match *bytes {
             [a] => store(to, a),
-            [a, b] => store(to, [a, b]),
+            [a, b] => store(to, u16::from_le_bytes([a, b])),
             [a, b, c, d] => store(to, u32::from_le_bytes([a, b, c, d])),
             [a, b, c, d, e, f, g, h] => store(to, u64::from_le_bytes([a, b, c, d, e, f, g, h])),
-            [a, b, c, d, e] => self.poke_within_word(to, addr, [a, b, c, d, e]),
-            [a, b, c, d, e, f] => self.poke_within_word(to, addr, [a, b, c, d, e, f]),
+            [a, b, c, d, e] => {
+                self.poke_word::<5>(addr, u64::from_le_bytes([a, b, c, d, e, 0, 0, 0]));
+            }
+            [a, b, c, d, e, f] => {
+                self.poke_word::<6>(addr, u64::from_le_bytes([a, b, c, d, e, f, 0, 0]));
+            }
             _ => self.poke_bytes(addr, bytes),
         }
+    }
+
+    /// One store with the bytes behind as they are, so that an NMI finds no mixture: in single
+    /// bytes only what ends where this window's text does.
+    #[inline(always)]
+    fn poke_word<const N: usize>(&mut self, addr: u64, word: u64) {
+        const { assert!(N < 8, "stores of eight bytes keep none") };
+        if !self.covers(addr, 8) {
+            assert!(self.covers(addr, N), "a write outside the text of this window");
+            return self.poke_bytes(addr, &word.to_le_bytes()[..N]);
+        }
+        let to = self.alias(addr);
+        let others = u64::MAX << (8 * N);
+        store(to, load(to) & others | word & !others);
     }
 }
 
@@ -204,17 +207,44 @@ impl TextPoke for Window<'_> {
 #[inline(always)]
 fn load(from: *mut u8) -> u64 {
     // SAFETY: as in `store`; what is mapped writable can be read.
-    u64::from_le_bytes(unsafe { from.cast::<[u8; 8]>().read_volatile() })
+    unsafe { from.cast::<u64>().read_unaligned() }
+}
+
+/// What one instruction stores.
+trait Word: Copy {
+    /// # Safety
+    /// `to` can be written.
+    unsafe fn store(self, to: *mut u8);
+}
+
+macro_rules! words {
+    ($($word:ty: $class:ident, $mov:literal;)+) => {
+        $(impl Word for $word {
+            #[inline(always)]
+            unsafe fn store(self, to: *mut u8) {
+                // SAFETY: the caller's. Not left to the compiler, which stores arrays in parts.
+                unsafe {
+                    core::arch::asm!($mov, to = in(reg) to, value = in($class) self,
+                        options(nostack, preserves_flags));
+                }
+            }
+        })+
+    };
+}
+
+words! {
+    u8: reg_byte, "mov byte ptr [{to}], {value}";
+    u16: reg, "mov word ptr [{to}], {value:x}";
+    u32: reg, "mov dword ptr [{to}], {value:e}";
+    u64: reg, "mov qword ptr [{to}], {value:r}";
 }
 
 /// One store of `value` at `to`, which need not be aligned.
 #[inline(always)]
-fn store<T: Copy>(to: *mut u8, value: T) {
-    #[repr(C, packed)]
-    struct Unaligned<T>(T);
+fn store(to: *mut u8, value: impl Word) {
     // SAFETY: `to` is in the alias, which maps two pages, so 8 bytes from any byte of the first are
     // mapped writable; the alias belongs to the window that called.
-    unsafe { to.cast::<Unaligned<T>>().write_volatile(Unaligned(value)) };
+    unsafe { value.store(to) };
 }
 
 const _: () = assert!(TEXT_ALIAS_PAGES == 2, "eight bytes may cross one page boundary");

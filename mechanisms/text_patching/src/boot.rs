@@ -17,11 +17,12 @@
 //! is not as expected, and stores from the table in between.
 
 use crate::fineibt;
+use crate::jump_label::SITE_LEN;
 use crate::kcfi::{self, BODY_KCFI, BODY_OPT, Expect, Form, HEAD_OFF, HEAD_ON, Pattern, TAIL};
-use crate::poke::{Anomaly, Broken, Change, Text, TextPoke, What};
+use crate::poke::{Anomaly, Broken, Change, Text, TextPoke, What, read_word, word_of};
 use crate::preamble::{self, POISON, Seed};
 use crate::return_site::{self, Return};
-use crate::site_table::{CheckEntry, FunctionEntry, SiteTables};
+use crate::site_table::{CheckEntry, FunctionEntry, ReturnEntry, SiteTables};
 use crate::tail::{self, Via};
 
 /// What the text shall be after boot.
@@ -67,6 +68,12 @@ impl<T: TextPoke> Counting<'_, T> {
     #[inline(always)]
     fn poke(&mut self, addr: u64, bytes: &[u8]) {
         self.text.poke(addr, bytes);
+        self.stores += 1;
+    }
+
+    #[inline(always)]
+    fn poke_word<const N: usize>(&mut self, addr: u64, word: u64) {
+        self.text.poke_word::<N>(addr, word);
         self.stores += 1;
     }
 }
@@ -210,17 +217,12 @@ impl BootChecked<'_> {
 
     #[inline(never)]
     fn apply_returns(&self, text: &mut Counting<'_, impl TextPoke>) -> Result<(), Broken> {
-        for site in self.returns() {
-            let bytes = return_site::bytes(site, self.plan.returns).map_err(broken)?;
-            text.poke(site, &bytes);
+        let Return::Thunk(thunk) = self.plan.returns else { return Ok(()) };
+        for ReturnEntry { site } in self.tables.returns().iter() {
+            let jump = return_site::word(site, Return::Thunk(thunk)).map_err(broken)?;
+            text.poke_word::<SITE_LEN>(site, jump);
         }
         Ok(())
-    }
-
-    /// Returns that are to change: all or none.
-    fn returns(&self) -> impl Iterator<Item = u64> {
-        let count = if self.plan.returns == Return::Plain { 0 } else { usize::MAX };
-        self.tables.returns().iter().take(count).map(|entry| entry.site)
     }
 
     fn thunk_return(&self, text: &impl Text, site: u64) -> Result<Change, Anomaly> {
@@ -284,20 +286,22 @@ impl BootChecked<'_> {
     /// All returns that are to change can, or have (`done`); how many.
     #[inline(never)]
     fn verify_returns(&self, text: &impl Text, done: bool) -> Result<usize, Anomaly> {
-        let mut count = 0;
-        let usual = if done { self.plan.returns } else { Return::Plain };
-        for site in self.returns() {
-            let is_usual = return_site::is_at(text, site, usual)?;
-            if !is_usual && !self.thunk_return(text, site)?.is_noop() && done {
-                return Err(Anomaly::new(site, 0, What::UnknownTail));
+        let Return::Thunk(thunk) = self.plan.returns else { return Ok(0) };
+        let returns = self.tables.returns();
+        for ReturnEntry { site } in returns.iter() {
+            // Not in reach: an anomaly before anything is written.
+            let jump = return_site::word(site, Return::Thunk(thunk))?;
+            let usual = if done { jump } else { const { word_of(&return_site::PLAIN) } };
+            if read_word::<SITE_LEN>(text, site)? != usual {
+                self.verify_return(text, site, done)?;
             }
-            if !done {
-                // In reach, that is.
-                return_site::bytes(site, self.plan.returns)?;
-            }
-            count += 1;
         }
-        Ok(count)
+        Ok(returns.len())
+    }
+
+    fn verify_return(&self, text: &impl Text, site: u64, done: bool) -> Result<(), Anomaly> {
+        let is_jump = self.thunk_return(text, site)?.is_noop();
+        if done && !is_jump { Err(Anomaly::new(site, 0, What::UnknownTail)) } else { Ok(()) }
     }
 
     fn verify_check(

@@ -128,6 +128,14 @@ pub trait Text {
 pub trait TextPoke: Text {
     /// Writes `bytes` at `addr`. Cannot fail: the pass has read these very bytes before.
     fn poke(&mut self, addr: u64, bytes: &[u8]);
+
+    /// The same of the low `N` bytes of a word, for a pass over thousands of sites.
+    #[inline(always)]
+    fn poke_word<const N: usize>(&mut self, addr: u64, word: u64) {
+        if let Some(bytes) = word.to_le_bytes().get(..N) {
+            self.poke(addr, bytes);
+        }
+    }
 }
 
 /// What is wrong with a site.

@@ -15,7 +15,7 @@
 //! A hash must never be 0 (that is the poison), and neither it nor its negation, which call sites
 //! carry, may be the bytes of ENDBR64: they would be a legal landing pad in the middle of text.
 
-use crate::poke::{Anomaly, Code, Patch, Store, Text, What, read_site, read_word};
+use crate::poke::{Anomaly, Code, Patch, Store, Text, What, read_site};
 
 /// `f3 0f 1e fa` ENDBR64, as a little-endian word.
 pub const ENDBR64: u32 = u32::from_le_bytes([0xf3, 0x0f, 0x1e, 0xfa]);
@@ -115,9 +115,11 @@ pub fn decode_at(text: &impl Text, function: u64, disp: i8) -> Result<Preamble, 
 /// thousands of them.
 #[inline]
 pub fn is_at(text: &impl Text, function: u64, disp: i8, hash: u32) -> bool {
+    let Ok([opcode, found @ ..]) = read_site::<5>(text, address(function, disp)) else {
+        return false;
+    };
     // Any of the eight low registers.
-    let found = read_word::<5>(text, address(function, disp)).map(|word| word & !7);
-    found == Ok(0xb8 | u64::from(hash) << 8)
+    opcode & 0xf8 == 0xb8 && u32::from_le_bytes(found) == hash
 }
 
 /// Whether a hash may be used: not the poison, and ENDBR64 neither in callees nor in call sites.

@@ -35,31 +35,12 @@ pub enum Return {
 /// # Errors
 /// [`What::OutOfReach`].
 pub fn encode(site: u64, how: Return) -> Result<Code, Anomaly> {
-    Ok(Code::new(&bytes(site, how)?))
+    Ok(Code::from_word(word(site, how)?, SITE_LEN as u8))
 }
 
-/// [`encode`], as they are stored.
-///
-/// # Errors
-/// [`What::OutOfReach`].
-#[inline]
-pub fn bytes(site: u64, how: Return) -> Result<[u8; SITE_LEN], Anomaly> {
-    let [head, a, b, c, d, ..] = word(site, how)?.to_le_bytes();
-    Ok([head, a, b, c, d])
-}
-
-/// Whether the bytes at `site` are those of `how`, which must be in reach: [`change`] for a pass
-/// over thousands of sites.
-///
-/// # Errors
-/// [`What::OutOfReach`].
-#[inline]
-pub fn is_at(text: &impl Text, site: u64, how: Return) -> Result<bool, Anomaly> {
-    Ok(read_word::<SITE_LEN>(text, site)? == word(site, how)?)
-}
-
-#[inline]
-fn word(site: u64, how: Return) -> Result<u64, Anomaly> {
+/// [`encode`] for a pass over thousands of sites: the bytes as the low ones of a word.
+#[inline(always)]
+pub(crate) fn word(site: u64, how: Return) -> Result<u64, Anomaly> {
     let Return::Thunk(thunk) = how else { return Ok(const { word_of(&PLAIN) }) };
     let end = site.wrapping_add(SITE_LEN as u64);
     let rel = rel32_to(end, thunk).ok_or(Anomaly::new(site, 1, What::OutOfReach))?;
