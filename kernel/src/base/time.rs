@@ -83,8 +83,26 @@ pub fn notify_of_clock(notifiers: &'static [fn()]) {
     CLOCK_NOTIFIERS.call_once(|| notifiers);
 }
 
-static TIMERS: PerCpu<SpinLock<TimerQueue<Arc<dyn Wake>>>> =
-    PerCpu::from_array([const { SpinLock::new(TimerQueue::new()) }; MAX_CPUS]);
+/// Timers that one CPU runs.
+struct Timers {
+    queue: SpinLock<TimerQueue<Arc<dyn Wake>>>,
+    /// When the first of them is due, for a look without the lock; `u64::MAX`: there is none.
+    first_ns: AtomicU64,
+}
+
+impl Timers {
+    fn change<R>(&self, change: impl FnOnce(&mut TimerQueue<Arc<dyn Wake>>) -> R) -> R {
+        let mut queue = self.queue.lock();
+        let result = change(&mut queue);
+        self.first_ns.store(queue.first().unwrap_or(u64::MAX), Ordering::SeqCst);
+        result
+    }
+}
+
+static TIMERS: PerCpu<Timers> = PerCpu::from_array(
+    [const { Timers { queue: SpinLock::new(TimerQueue::new()), first_ns: AtomicU64::new(u64::MAX) } };
+        MAX_CPUS],
+);
 /// When each CPU's timer interrupt is due; `u64::MAX`: not armed.
 static ARMED_NS: PerCpu<AtomicU64> =
     PerCpu::from_array([const { AtomicU64::new(u64::MAX) }; MAX_CPUS]);
@@ -99,7 +117,7 @@ pub struct Timer {
 impl Timer {
     /// Makes sure the timer does not fire any more. False if it had fired already.
     pub fn cancel(&self) -> bool {
-        let removed = TIMERS.of(self.cpu).lock().remove(self.handle);
+        let removed = TIMERS.of(self.cpu).change(|queue| queue.remove(self.handle));
         removed.is_some()
     }
 }
@@ -110,7 +128,7 @@ pub fn wake_at(deadline: Deadline, waker: Arc<dyn Wake>) -> Timer {
     let _irq = IrqGuard::new();
     let here = cpu_id();
     let cpu = if machine::context::isolation().nohz_full & 1 << here != 0 { 0 } else { here };
-    let handle = TIMERS.of(cpu).lock().insert(deadline.0, waker);
+    let handle = TIMERS.of(cpu).change(|queue| queue.insert(deadline.0, waker));
     if cpu != here {
         // It looks at its timers when it looks at its run queue. Always: it may be arming right
         // now.
@@ -127,7 +145,7 @@ fn arm(at_ns: u64, now_ns: u64) {
 }
 
 fn next_timer_ns() -> u64 {
-    TIMERS.get().lock().first().unwrap_or(u64::MAX)
+    TIMERS.get().first_ns.load(Ordering::SeqCst)
 }
 
 /// Whether this CPU's timer will interrupt it.
@@ -190,14 +208,13 @@ pub fn run_timers(now_ns: u64) {
     ARMED_NS.get().store(u64::MAX, Ordering::SeqCst);
     let mut due: Vec<Arc<dyn Wake>> = Vec::new();
     loop {
-        {
-            let mut timers = TIMERS.get().lock();
+        TIMERS.get().change(|queue| {
             while due.len() < 32
-                && let Some(waker) = timers.pop_due(now_ns)
+                && let Some(waker) = queue.pop_due(now_ns)
             {
                 due.push(waker);
             }
-        }
+        });
         if due.is_empty() {
             return;
         }

@@ -350,42 +350,61 @@ pub fn sched_rr_get_interval(pid: u64, interval: u64) -> Result<u64> {
     Ok(0)
 }
 
-/// The threads that getpriority(2) and its like mean.
-fn targets(which: u32, who: u32) -> Result<Vec<Target>> {
+/// Shows `act` the threads that getpriority(2) and its like mean, up to the first refusal. ESRCH if
+/// there are none.
+fn each_target(which: u32, who: u32, mut act: impl FnMut(&Target) -> Result<()>) -> Result<()> {
     let own = &current().process;
-    let of = |processes: Vec<Arc<Process>>| -> Vec<Target> {
-        let mut targets = Vec::with_capacity(processes.len());
-        for process in processes {
-            let before = targets.len();
-            targets.extend(process.threads.lock().iter().cloned().map(Target::Thread));
-            if targets.len() == before {
-                targets.push(Target::Zombie(process));
-            }
+    let processes = match which {
+        raw::PRIO_PROCESS if who as i32 >= 0 => {
+            return act(&Target::of(who.into())?);
         }
-        targets
-    };
-    let threads = match which {
-        raw::PRIO_PROCESS if who as i32 >= 0 => Target::of(who.into()).into_iter().collect(),
         raw::PRIO_PROCESS => Vec::new(),
-        raw::PRIO_PGRP => {
-            let own_group = own.group();
-            of(group_members(if who == 0 { own_group } else { who }))
-        }
+        raw::PRIO_PGRP => group_members(if who == 0 { own.group() } else { who }),
         raw::PRIO_USER => {
             let uid = if who == 0 { own.credentials().uid } else { who };
-            let mut processes = all_processes();
-            processes.retain(|process| process.credentials().uid == uid);
-            of(processes)
+            of_user(uid)
         }
         _ => return Err(Errno::EINVAL),
     };
-    if threads.is_empty() { Err(Errno::ESRCH) } else { Ok(threads) }
+    each_thread_of(processes, act)
+}
+
+fn of_user(uid: u32) -> Vec<Arc<Process>> {
+    let mut processes = all_processes();
+    processes.retain(|process| process.credentials().uid == uid);
+    processes
+}
+
+/// ESRCH if there are no processes.
+fn each_thread_of(
+    processes: Vec<Arc<Process>>,
+    mut act: impl FnMut(&Target) -> Result<()>,
+) -> Result<()> {
+    if processes.is_empty() {
+        return Err(Errno::ESRCH);
+    }
+    processes.into_iter().try_for_each(|process| each_thread(process, &mut act))
+}
+
+/// Shows `act` the threads of a process, or what it has left.
+fn each_thread(process: Arc<Process>, act: &mut impl FnMut(&Target) -> Result<()>) -> Result<()> {
+    let (first, others) = {
+        let threads = process.threads.lock();
+        let mut threads = threads.iter().cloned();
+        (threads.next(), threads.collect::<Vec<_>>())
+    };
+    let first = first.map_or_else(|| Target::Zombie(process), Target::Thread);
+    act(&first)?;
+    others.into_iter().try_for_each(|thread| act(&Target::Thread(thread)))
 }
 
 /// getpriority(2): 20 minus the nice value, since a system call cannot return negative numbers.
 pub fn getpriority(which: u32, who: u32) -> Result<u64> {
-    let threads = targets(which, who)?;
-    let best = threads.iter().map(|thread| thread.ask(|entity| entity.nice)).min().unwrap_or(0);
+    let mut best = i32::MAX;
+    each_target(which, who, |target| {
+        best = best.min(target.ask(|entity| entity.nice));
+        Ok(())
+    })?;
     Ok((20 - best) as u64)
 }
 
@@ -412,11 +431,12 @@ pub fn setpriority(which: u32, who: u32, priority: i32) -> Result<u64> {
     let nice = priority.clamp(-20, 19);
     let own = current().subject();
     let mut told = Ok(0);
-    for target in targets(which, who)? {
-        if let Err(refusal) = set_nice(&own, &target, nice) {
+    each_target(which, who, |target| {
+        if let Err(refusal) = set_nice(&own, target, nice) {
             told = Err(refusal);
         }
-    }
+        Ok(())
+    })?;
     told
 }
 
@@ -439,20 +459,28 @@ fn io_priority(entity: &sched::SchedEntity) -> u32 {
 
 /// ioprio_get(2): of one thread what was set, of several the highest that any of them has.
 pub fn ioprio_get(kind: u32, who: u32) -> Result<u64> {
-    let targets = io_targets(kind, who)?;
-    if let (1, [target]) = (kind, &targets[..]) {
-        hooks::task_getioprio((target.process(),))?;
-        return Ok(target.ask(|entity| entity.io_priority).into());
+    if kind == IO_WHO_PROCESS {
+        let mut own = 0;
+        each_io_target(kind, who, |target| {
+            hooks::task_getioprio((target.process(),))?;
+            own = target.ask(|entity| entity.io_priority);
+            Ok(())
+        })?;
+        return Ok(own.into());
     }
-    let best = targets.iter().map(|target| target.ask(io_priority)).min();
-    Ok(best.ok_or(Errno::ESRCH)?.into())
+    let mut best = u32::MAX;
+    each_io_target(kind, who, |target| {
+        best = best.min(target.ask(io_priority));
+        Ok(())
+    })?;
+    Ok(best.into())
 }
 
 /// ioprio_set(2): kept and shown; requests are served in order.
 pub fn ioprio_set(kind: u32, who: u32, priority: u32) -> Result<u64> {
     let subject = current().subject();
     check_io_priority(&subject, priority)?;
-    for target in io_targets(kind, who)? {
+    each_io_target(kind, who, |target| {
         // Not the rule of `check_permission`: the real ids are asked.
         let other = target.credentials();
         let uid = other.uid;
@@ -461,24 +489,24 @@ pub fn ioprio_set(kind: u32, who: u32, priority: u32) -> Result<u64> {
         }
         hooks::task_setioprio((&subject, target.process(), &other, priority))?;
         target.change(|entity| entity.io_priority = priority & 0xffff);
-    }
+        Ok(())
+    })?;
     Ok(0)
 }
 
-/// The threads that an ioprio call is about (IOPRIO_WHO_PROCESS and its kin). ESRCH, EINVAL.
-fn io_targets(kind: u32, who: u32) -> Result<Vec<Target>> {
+/// Whom an ioprio call is about, as getpriority(2) and its like say it.
+const IO_WHO_PROCESS: u32 = 1;
+const IO_WHO_PGRP: u32 = 2;
+const IO_WHO_USER: u32 = 3;
+
+/// As [`each_target`], of the threads that an ioprio call is about. ESRCH, EINVAL.
+fn each_io_target(kind: u32, who: u32, act: impl FnMut(&Target) -> Result<()>) -> Result<()> {
     match kind {
-        1 => targets(raw::PRIO_PROCESS, who),
-        2 => targets(raw::PRIO_PGRP, who),
+        IO_WHO_PROCESS => each_target(raw::PRIO_PROCESS, who, act),
+        IO_WHO_PGRP => each_target(raw::PRIO_PGRP, who, act),
         // Here 0 is a user as any other.
-        3 if who == 0 => {
-            let mut processes = all_processes();
-            processes.retain(|process| process.credentials().uid == 0);
-            let threads = processes.iter().flat_map(|process| process.threads.lock().to_vec());
-            let threads: Vec<Target> = threads.map(Target::Thread).collect();
-            if threads.is_empty() { Err(Errno::ESRCH) } else { Ok(threads) }
-        }
-        3 => targets(raw::PRIO_USER, who),
+        IO_WHO_USER if who == 0 => each_thread_of(of_user(0), act),
+        IO_WHO_USER => each_target(raw::PRIO_USER, who, act),
         _ => Err(Errno::EINVAL),
     }
 }

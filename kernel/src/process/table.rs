@@ -376,5 +376,7 @@ pub fn session_of_group(id: Pid) -> Option<Pid> {
 pub fn group_members(id: Pid) -> Vec<Arc<Process>> {
     let Some(leader) = group_leader(id) else { return Vec::new() };
     let members = members_of(&leader);
-    members.list.iter(0).cloned().collect()
+    let mut all = Vec::with_capacity(members.list.len());
+    all.extend(members.list.iter(0).cloned());
+    all
 }

@@ -399,6 +399,7 @@ impl<T> RunQueue<T> {
     // Coming
 
     /// What a thread has on this queue from now on.
+    #[inline(always)]
     fn place(&mut self, entity: &Entity, now_ns: u64, why: Arrival) -> Account {
         let mut account = Account {
             class: entity.class,
@@ -459,6 +460,7 @@ impl<T> RunQueue<T> {
         (self.insert(Waiter { account, item }, false), preempts)
     }
 
+    #[inline(always)]
     fn insert(&mut self, waiter: Waiter<T>, first: bool) -> Handle {
         self.sequence += 1;
         self.waiting += 1;
