@@ -91,6 +91,10 @@ struct Timers {
 }
 
 impl Timers {
+    const fn new() -> Self {
+        Timers { queue: SpinLock::new(TimerQueue::new()), first_ns: AtomicU64::new(u64::MAX) }
+    }
+
     fn change<R>(&self, change: impl FnOnce(&mut TimerQueue<Arc<dyn Wake>>) -> R) -> R {
         let mut queue = self.queue.lock();
         let result = change(&mut queue);
@@ -99,10 +103,7 @@ impl Timers {
     }
 }
 
-static TIMERS: PerCpu<Timers> = PerCpu::from_array(
-    [const { Timers { queue: SpinLock::new(TimerQueue::new()), first_ns: AtomicU64::new(u64::MAX) } };
-        MAX_CPUS],
-);
+static TIMERS: PerCpu<Timers> = PerCpu::from_array([const { Timers::new() }; MAX_CPUS]);
 /// When each CPU's timer interrupt is due; `u64::MAX`: not armed.
 static ARMED_NS: PerCpu<AtomicU64> =
     PerCpu::from_array([const { AtomicU64::new(u64::MAX) }; MAX_CPUS]);

@@ -51,6 +51,7 @@ impl Target {
     }
 
     /// Its own: threads of a process may have different ones.
+    #[inline]
     fn credentials(&self) -> Arc<Credentials> {
         match self {
             Target::Thread(thread) => thread.credentials(),
@@ -388,14 +389,26 @@ fn each_thread_of(
 
 /// Shows `act` the threads of a process, or what it has left.
 fn each_thread(process: Arc<Process>, act: &mut impl FnMut(&Target) -> Result<()>) -> Result<()> {
-    let (first, others) = {
-        let threads = process.threads.lock();
-        let mut threads = threads.iter().cloned();
-        (threads.next(), threads.collect::<Vec<_>>())
+    let only = match &process.threads.lock()[..] {
+        [only] => Some(only.clone()),
+        _ => None,
     };
-    let first = first.map_or_else(|| Target::Zombie(process), Target::Thread);
-    act(&first)?;
-    others.into_iter().try_for_each(|thread| act(&Target::Thread(thread)))
+    match only {
+        Some(only) => act(&Target::Thread(only)),
+        None => each_of_several(process, act),
+    }
+}
+
+#[inline(never)]
+fn each_of_several(
+    process: Arc<Process>,
+    act: &mut impl FnMut(&Target) -> Result<()>,
+) -> Result<()> {
+    let threads = process.threads.lock().to_vec();
+    if threads.is_empty() {
+        return act(&Target::Zombie(process));
+    }
+    threads.into_iter().try_for_each(|thread| act(&Target::Thread(thread)))
 }
 
 /// getpriority(2): 20 minus the nice value, since a system call cannot return negative numbers.

@@ -61,8 +61,12 @@ pub(super) fn ptrace_traceme((tracee, tracer): hooks::ptrace_traceme::Given<'_>)
 
 /// EPERM for a thread with more capabilities, unless the caller may set anybody's priority.
 fn check_nice(who: &Subject, target: &Credentials) -> Result<()> {
-    let less = target.permitted & !who.permitted == 0;
-    if less || who.capable(Capability::SysNice) { Ok(()) } else { Err(Errno::EPERM) }
+    if target.permitted & !who.permitted == 0 { Ok(()) } else { check_may_set_any(who) }
+}
+
+#[cold]
+fn check_may_set_any(who: &Subject) -> Result<()> {
+    if who.capable(Capability::SysNice) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 pub(super) fn task_setnice((who, _, target, _): hooks::task_setnice::Given<'_>) -> Result<()> {

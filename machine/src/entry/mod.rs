@@ -591,10 +591,7 @@ fn serve_paranoid(regs: &mut PtRegs, number: u64) {
         // A stale DR6 would be taken for the cause of the program's next one.
         vector::DEBUG => {
             #[cfg(feature = "ktest")]
-            if crate::ktest::window::step(regs)
-                || crate::ktest::mitigations::step(regs)
-                || crate::ktest::poke::step(regs)
-            {
+            if crate::ktest::step(regs) {
                 return;
             }
             #[cfg(feature = "ktest")]

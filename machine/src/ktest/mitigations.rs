@@ -84,7 +84,7 @@ fn is_loop(rip: u64) -> bool {
 }
 
 /// A debug exception in the kernel: one of [`count`]'s steps?
-pub(crate) fn step(regs: &mut PtRegs) -> bool {
+pub(super) fn step(regs: &mut PtRegs) -> bool {
     if !COUNTING[cpu_id()].load(Ordering::SeqCst) {
         return false;
     }

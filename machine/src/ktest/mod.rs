@@ -24,7 +24,7 @@ pub mod handler;
 mod late;
 mod memory;
 pub(crate) mod mitigations;
-pub(crate) mod poke;
+mod poke;
 mod seccomp;
 mod shadow_stack;
 pub mod stale;
@@ -38,6 +38,11 @@ pub struct Test {
     pub name: &'static str,
     /// The test; an error says what was wrong.
     pub run: fn() -> Result<(), String>,
+}
+
+/// A debug exception in the kernel: one of a test's steps?
+pub(crate) fn step(regs: &mut entry::PtRegs) -> bool {
+    window::step(regs) || mitigations::step(regs) || poke::step(regs)
 }
 
 /// The machine's tests.

@@ -25,7 +25,7 @@ static STEPS: AtomicU32 = AtomicU32::new(0);
 static MIXED: AtomicU32 = AtomicU32::new(0);
 
 /// A debug exception in the kernel: one of a write that is watched?
-pub(crate) fn step(regs: &mut PtRegs) -> bool {
+pub(super) fn step(regs: &mut PtRegs) -> bool {
     let at = WATCHED.load(Ordering::SeqCst);
     if at == 0 {
         return false;
@@ -56,7 +56,7 @@ fn stepped(at: u64, new: u64, write: impl FnOnce()) -> Result<(), String> {
     // SAFETY: TF makes each instruction a step, up to the second POPF; `step` changes nothing else.
     unsafe { asm!("pushfq", "or dword ptr [rsp], 0x100", "popfq") };
     write();
-    // SAFETY: as above.
+    // SAFETY: the flags are as they were, without TF; the stack is used within the block alone.
     unsafe { asm!("pushfq", "and dword ptr [rsp], ~0x100", "popfq") };
     WATCHED.store(0, Ordering::SeqCst);
     let (steps, mixed) = (STEPS.load(Ordering::SeqCst), MIXED.load(Ordering::SeqCst));

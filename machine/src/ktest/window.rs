@@ -236,7 +236,7 @@ pub(crate) fn follow() {
 }
 
 /// A debug exception in the kernel: a step, if this CPU steps.
-pub(crate) fn step(regs: &mut PtRegs) -> bool {
+pub(super) fn step(regs: &mut PtRegs) -> bool {
     const BREAKPOINTS: u64 = 0xf;
     if !is_stepping(cpu_id()) {
         return false;
