@@ -12,6 +12,7 @@ use crate::base::user::UserPtr;
 use crate::fs::pseudo::PseudoInode;
 use crate::fs::tmpfs::TmpInode;
 use crate::io::io_signals::{self, OwnerEx};
+use crate::net::SocketFile;
 use crate::process::current;
 use crate::security::{Capability, Subject};
 use crate::vfs::anon::AnonInode;
@@ -103,6 +104,10 @@ pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
         _ => Err(Errno::EINVAL),
     }
 }
+
+/// What F_SETOWN does, of sockets (socket(7)).
+const FIOSETOWN: u32 = 0x8901;
+const SIOCSPGRP: u32 = 0x8902;
 
 /// Who has set the owner of a file's signals (linux/fcntl.h); linux-raw-sys does not have it.
 const F_GETOWNER_UIDS: u32 = 17;
@@ -287,6 +292,11 @@ pub fn flock(fd: u64, operation: u32) -> Result<u64> {
         raw::LOCK_EX => raw::F_WRLCK,
         _ => return Err(Errno::EINVAL),
     };
+    // Who asked for neither to read nor to write gives back only.
+    let is_open = file.check_readable().is_ok() || file.check_writable().is_ok();
+    if kind != raw::F_UNLCK && !is_open {
+        return Err(Errno::EBADF);
+    }
     hooks::file_lock((&file, kind))?;
     match kind {
         raw::F_UNLCK => locks::release(&*inode, &lock(false)),
@@ -376,6 +386,11 @@ pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
             let size = file.inode().metadata()?.block_size;
             UserPtr::<i32>::new(argument).write(&(size as i32))?;
             Ok(0)
+        }
+        FIOSETOWN | SIOCSPGRP if file.ops_as::<SocketFile>().is_some() => {
+            let owner = UserPtr::<i32>::new(argument).read()?;
+            hooks::file_set_fowner((&file,))?;
+            io_signals::set_owner(&file, owner).map(|()| 0)
         }
         _ => match super::flags::ioctl(&file, command, argument) {
             Some(answer) => answer,
