@@ -28,6 +28,7 @@ tests!("found_files":
     what_may_merge_stays_apart, policies_keep_areas_apart, zeros_from_an_offset,
     files_grow_below_what_is_written, limits_of_less_than_a_page,
     stacks_come_by_small_pages, who_asks_for_what_is_there, nobody_is_woken_nowhere,
+    who_opens_for_nothing_locks_nothing, only_what_changes_is_cut,
 );
 
 fn other_ids_end_the_death_signal() {
@@ -63,6 +64,14 @@ fn nobody_reads_before_what_is_read() {
     close(r);
     sc!(SYS_splice, null, 0, w, 0, 100, 0).fails(EPIPE);
     sc!(SYS_sendfile, w, directory, 0, 100).fails(EPIPE);
+    // Nor are they who cannot give anything.
+    let (other, _other) = pipe();
+    let own = sc!(SYS_pidfd_open, pid(), 0).fd();
+    let event = sc!(SYS_eventfd2, 1, 0).fd();
+    for from in [other, own, event] {
+        sc!(SYS_sendfile, w, from, 0, 100).fails(EPIPE);
+        sc!(SYS_sendfile, w, from, 0, 0).fails(EPIPE);
+    }
     let file = open(&own_path(), O_RDONLY).fd();
     sc!(SYS_sendfile, w, file, 0, 100).fails(EPIPE);
     sc!(SYS_sendfile, w, file, 0, 0).fails(EPIPE);
@@ -74,6 +83,7 @@ fn nobody_reads_before_what_is_read() {
     let empty = open("/dev/null", O_RDONLY).fd();
     sc!(SYS_splice, empty, 0, w, 0, 100, 0).fails(EAGAIN);
     sc!(SYS_sendfile, w, file, 0, 100).fails(EAGAIN);
+    sc!(SYS_sendfile, w, own, 0, 100).fails(EAGAIN);
 }
 
 fn refused_is_unchanged() {
@@ -235,6 +245,13 @@ fn reading_a_directory_is_seen() {
     assert_eq!(times(&dir), (1000, 2000));
     sc!(SYS_getdents64, fd, bytes.as_mut_ptr(), 1024).must();
     assert!(times(&dir).0 > 2000);
+    // Also where there is no room for what was read, or no place.
+    for (at, count) in [(bytes.as_mut_ptr(), 22), (bytes.as_mut_ptr(), -1), (8 as *mut u8, 1024)] {
+        sc!(SYS_lseek, fd, 0, SEEK_SET).is(0);
+        age(&dir);
+        sc!(SYS_getdents64, fd, at, count).fails(if count == 1024 { EFAULT } else { EINVAL });
+        assert!(times(&dir).0 > 2000, "{count}");
+    }
 }
 
 fn reading_nothing_is_seen() {
@@ -278,6 +295,9 @@ fn ends_of_offsets() {
     sc!(SYS_lseek, fd, i64::MAX - 100, SEEK_SET).is(i64::MAX as usize - 100);
     sc!(SYS_read, fd, bytes.as_mut_ptr(), 100).is(0);
     sc!(SYS_read, fd, bytes.as_mut_ptr(), 101).fails(EINVAL);
+    sc!(SYS_lseek, fd, i64::MAX, SEEK_CUR).fails(EINVAL);
+    sc!(SYS_lseek, fd, 101, SEEK_CUR).fails(EINVAL);
+    sc!(SYS_lseek, fd, 100, SEEK_CUR).is(i64::MAX as usize);
 }
 
 fn bad_addresses_before_seals() {
@@ -976,6 +996,56 @@ fn areas_without_reserve_stay_apart() {
     assert!(starts_at(2) && starts_at(3));
     sc!(SYS_munmap, moved, PAGE).is(0);
     sc!(SYS_munmap, base, 8 * PAGE).is(0);
+}
+
+/// Whoever asked for neither to read nor to write (open(2), access mode 3) has no lock.
+fn who_opens_for_nothing_locks_nothing() {
+    let path = format!("{}/f", dir_in("/dev/shm"));
+    std::fs::write(&path, "text").unwrap();
+    let fd = open(&path, 3).fd();
+    sc!(SYS_flock, fd, LOCK_SH | LOCK_NB).fails(EBADF);
+    sc!(SYS_flock, fd, LOCK_EX).fails(EBADF);
+    sc!(SYS_flock, fd, LOCK_UN).is(0);
+    for flags in [O_RDONLY, O_WRONLY] {
+        let fd = open(&path, flags).fd();
+        sc!(SYS_flock, fd, LOCK_EX | LOCK_NB).is(0);
+        close(fd);
+    }
+}
+
+/// An area of which a part gets the rights it has already stays whole.
+fn only_what_changes_is_cut() {
+    const PAGE: usize = 4096;
+    const BOTH: i32 = PROT_READ | PROT_WRITE;
+    let base = mmap(0, 9 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0).must();
+    let at = |page: usize| base + page * PAGE;
+    let starts = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let is_there = |page: &usize| {
+            maps.lines().any(|line| line.starts_with(&format!("{:08x}-", at(*page))))
+        };
+        (1..9).filter(is_there).collect::<Vec<_>>()
+    };
+    let protect = |page, pages, rights| sc!(SYS_mprotect, at(page), pages * PAGE, rights).is(0);
+    protect(1, 5, BOTH);
+    protect(1, 2, PROT_EXEC);
+    // SAFETY: the page was mapped just now.
+    unsafe { (at(4) as *mut u8).write(1) };
+    assert_eq!(starts(), [1, 3, 6]);
+    protect(1, 4, BOTH);
+    assert_eq!(starts(), [1, 6]);
+    protect(2, 1, BOTH);
+    assert_eq!(starts(), [1, 6]);
+    // What is in front stays whole, too, and what lies behind it is changed.
+    protect(3, 4, BOTH);
+    assert_eq!(starts(), [1, 7]);
+    protect(5, 2, PROT_READ);
+    assert_eq!(starts(), [1, 5, 7]);
+    protect(6, 1, PROT_READ);
+    assert_eq!(starts(), [1, 5, 7]);
+    // SAFETY: the page was made writable again.
+    unsafe { (at(4) as *mut u8).write(2) };
+    sc!(SYS_munmap, base, 9 * PAGE).is(0);
 }
 
 /// Text that is made when it is read is a file of no bytes to who asks how many are left.

@@ -52,17 +52,16 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     // Where nothing is to be moved, nothing need be able to; but from a stream only into a pipe.
     let gives = gives_data(&from.file);
     let into = pipe::of(&output);
+    if let Some(pipe) = into {
+        // Before the other side is asked for anything.
+        pipe.wait_writable(output.is_nonblocking())?;
+    }
     if let Some(pipe) = into.filter(|_| is_stream && gives && count > 0) {
         // A stream can only be moved into a pipe, as by splice(2).
         if pipe::of(&from.file).is_some() {
             return Err(Errno::EINVAL);
         }
-        pipe.wait_writable(output.is_nonblocking())?;
         return counted(|| fill(&mut from, pipe, &output, count));
-    }
-    if let Some(pipe) = into.filter(|_| !is_stream) {
-        // Before the file is asked for anything.
-        pipe.wait_writable(output.is_nonblocking())?;
     }
     if is_stream && into.is_none() {
         return Err(Errno::EINVAL);

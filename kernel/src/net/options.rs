@@ -123,7 +123,7 @@ pub fn set(
     }
     let mut value = [0; VALUE_MAX];
     let value = &mut value[..len.min(VALUE_MAX)];
-    if len > 0 && reads(level, name, len) {
+    if len > 0 && reads(level, name, len) && !is_nothing(socket.common(), level, name, address) {
         UserPtr::<u8>::new(address).read_bytes(value)?;
     }
     if level != raw::SOL_SOCKET {
@@ -143,6 +143,23 @@ pub fn set(
         return Err(Errno::EOPNOTSUPP);
     }
     set_common(who, socket, name, number, value)
+}
+
+/// Whether it is a number of IPv6 that is nowhere: it counts as 0, as on Linux.
+fn is_nothing(common: &Common, level: u32, name: u32, address: u64) -> bool {
+    const CHECKSUM: u32 = 7;
+    const HEADER_INCLUDED: u32 = 36;
+    let is_structure = matches!(name, raw::IPV6_2292PKTOPTIONS | raw::IPV6_PKTINFO)
+        // TCP has no groups, and does not look for the name of one.
+        || matches!(name, raw::IPV6_ADD_MEMBERSHIP | raw::IPV6_DROP_MEMBERSHIP)
+            && common.kind != SocketKind::Stream
+        || matches!(name, raw::IPV6_JOIN_ANYCAST | raw::IPV6_LEAVE_ANYCAST)
+        || matches!(name, raw::IPV6_FLOWLABEL_MGR | CHECKSUM | HEADER_INCLUDED)
+        || matches!(name, raw::IPV6_IPSEC_POLICY | raw::IPV6_XFRM_POLICY)
+        || matches!(name, raw::IPV6_HOPOPTS | raw::IPV6_RTHDRDSTOPTS)
+        || matches!(name, raw::IPV6_RTHDR | raw::IPV6_DSTOPTS)
+        || (raw::MCAST_JOIN_GROUP..=raw::MCAST_MSFILTER).contains(&name);
+    address == 0 && level == raw::IPPROTO_IPV6 as u32 && !is_structure
 }
 
 /// Options of some families only.
