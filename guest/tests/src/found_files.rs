@@ -28,7 +28,8 @@ tests!("found_files":
     what_may_merge_stays_apart, policies_keep_areas_apart, zeros_from_an_offset,
     files_grow_below_what_is_written, limits_of_less_than_a_page,
     stacks_come_by_small_pages, who_asks_for_what_is_there, nobody_is_woken_nowhere,
-    who_opens_for_nothing_locks_nothing, only_what_changes_is_cut,
+    who_opens_for_nothing_locks_nothing, only_what_changes_is_cut, no_file_is_cloned,
+    what_a_thread_says_of_itself, words_of_one_kind, what_a_file_takes,
 );
 
 fn other_ids_end_the_death_signal() {
@@ -1311,4 +1312,106 @@ fn nobody_is_woken_nowhere() {
     let nowhere = 0xffff_8000_0000_0000u64;
     sc!(SYS_futex, nowhere, WAKE_BITSET, 1, 0, 0, 0).fails(EINVAL);
     sc!(SYS_futex, nowhere, WAKE_BITSET, 1, 0, 0, 1).fails(EFAULT);
+}
+
+/// Files in memory share no blocks (ioctl_ficlonerange(2)); what cannot be copied is told first.
+fn no_file_is_cloned() {
+    const FICLONE: u32 = 0x4004_9409;
+    const FICLONERANGE: u32 = 0x4020_940d;
+    let dir = dir_in("/dev/shm");
+    let path = format!("{dir}/f");
+    std::fs::write(&path, "text").unwrap();
+    let (reads, writes) = (open(&path, O_RDONLY).fd(), open(&path, O_WRONLY).fd());
+    let folder = open(&dir, O_RDONLY).fd();
+    let elsewhere = open("/proc/self/comm", O_RDONLY).fd();
+    let clone = |to: i32, from: i32| {
+        let range = [from as u64, 0, 0, 0];
+        let by_range = sc!(SYS_ioctl, to, FICLONERANGE, range.as_ptr());
+        let whole = sc!(SYS_ioctl, to, FICLONE, from);
+        assert_eq!(whole, by_range);
+        whole
+    };
+    clone(writes, reads).fails(EOPNOTSUPP);
+    clone(reads, reads).fails(EBADF);
+    clone(writes, writes).fails(EBADF);
+    clone(writes, -1).fails(EBADF);
+    clone(-1, reads).fails(EBADF);
+    clone(writes, folder).fails(EISDIR);
+    clone(writes, elsewhere).fails(EXDEV);
+    clone(open(&path, O_WRONLY | O_APPEND).fd(), reads).fails(EBADF);
+    sc!(SYS_ioctl, writes, FICLONERANGE, 8).fails(EFAULT);
+    let (end, other) = pipe();
+    clone(end, other).fails(EINVAL);
+}
+
+/// Settings that are kept and told (prctl(2), arch_prctl(2)).
+fn what_a_thread_says_of_itself() {
+    const PR_SET_IO_FLUSHER: i32 = 57;
+    const PR_GET_IO_FLUSHER: i32 = 58;
+    const PR_SET_MEMORY_MERGE: i32 = 67;
+    const PR_GET_MEMORY_MERGE: i32 = 68;
+    const ARCH_GET_XCOMP_SUPP: i32 = 0x1021;
+    const ARCH_GET_XCOMP_PERM: i32 = 0x1022;
+    const ARCH_REQ_XCOMP_PERM: i32 = 0x1023;
+    let own = |option: i32, value: u64, more: u64| sc!(SYS_prctl, option, value, more, 0, 0);
+    for (set, get) in
+        [(PR_SET_IO_FLUSHER, PR_GET_IO_FLUSHER), (PR_SET_MEMORY_MERGE, PR_GET_MEMORY_MERGE)]
+    {
+        own(get, 0, 0).is(0);
+        own(set, 1, 0).is(0);
+        own(get, 0, 0).is(1);
+        own(get, 1, 0).fails(EINVAL);
+        own(set, 1, 1).fails(EINVAL);
+        in_child(|| own(get, 0, 0).is(1));
+        own(set, 0, 0).is(0);
+        own(get, 0, 0).is(0);
+    }
+    own(PR_SET_IO_FLUSHER, 2, 0).fails(EINVAL);
+    own(PR_SET_MEMORY_MERGE, 2, 0).is(0);
+    own(PR_SET_MEMORY_MERGE, 0, 0).is(0);
+    as_user(|| {
+        own(PR_SET_IO_FLUSHER, 2, 0).fails(EPERM);
+        own(PR_GET_IO_FLUSHER, 0, 0).fails(EPERM);
+        own(PR_SET_MEMORY_MERGE, 1, 0).is(0);
+    });
+    // The state of the extended instructions that can be used: x87 and SSE at least.
+    for code in [ARCH_GET_XCOMP_SUPP, ARCH_GET_XCOMP_PERM] {
+        let mut mask = 0u64;
+        sc!(SYS_arch_prctl, code, &raw mut mask).is(0);
+        assert_eq!(mask & 3, 3, "{code:#x}");
+        sc!(SYS_arch_prctl, code, 8).fails(EFAULT);
+    }
+    sc!(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, 2).fails(EOPNOTSUPP);
+    sc!(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, 64).fails(EINVAL);
+}
+
+/// futex_requeue(2) moves between words of one kind.
+fn words_of_one_kind() {
+    const FUTEX_REQUEUE: i32 = 456;
+    let words = [0u32; 2];
+    for (first, second, is_good) in [(2u64, 2u64, true), (130, 130, true), (2, 130, false)] {
+        let at = |index: usize| (&raw const words[index]) as u64;
+        let both = [0, at(0), first, 0, at(1), second];
+        let result = sc!(FUTEX_REQUEUE, both.as_ptr(), 0, 1, 1);
+        assert_eq!(result, if is_good { Ok(0) } else { Err(EINVAL) });
+        let other = [1, at(0), first, 0, at(1), second];
+        let result = sc!(FUTEX_REQUEUE, other.as_ptr(), 0, 1, 1);
+        assert_eq!(result, Err(if is_good { EAGAIN } else { EINVAL }));
+    }
+}
+
+/// FIOQSIZE tells what a file takes, not where it ends.
+fn what_a_file_takes() {
+    const FIOQSIZE: u32 = 0x5460;
+    let path = format!("{}/f", dir_in("/dev/shm"));
+    let fd = open(&path, O_RDWR | O_CREAT).fd();
+    sc!(SYS_ftruncate, fd, 1 << 20).is(0);
+    let takes = || {
+        let mut bytes = 0u64;
+        sc!(SYS_ioctl, fd, FIOQSIZE, &raw mut bytes).is(0);
+        bytes
+    };
+    assert_eq!(takes(), 0);
+    write(fd, &[1; 6000]);
+    assert_eq!(takes(), 8192);
 }

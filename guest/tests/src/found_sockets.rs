@@ -18,7 +18,7 @@ tests!("found_sockets":
     ways_of_the_refused, what_could_be_of_an_interface, netlink_takes_no_descriptors,
     ports_of_a_range, who_hears_no_more_has_read, urgent_without_room, deaf_until_disconnected,
     long_packets_to_nobody, raw_packets_in_parts, parts_that_cannot_be_added, deaf_raw_sockets_send,
-    windows_of_connections, several_messages_at_once, what_a_protocol_is_called,
+    windows_of_connections, several_messages_at_once, what_a_protocol_is_called, who_may_poll_more,
     numbers_that_are_nowhere, passed_on_before_it_is_read,
 );
 
@@ -1285,4 +1285,27 @@ fn what_a_protocol_is_called() {
         assert_eq!(told(socket(family, kind, protocol)).as_deref(), Ok(name));
     }
     assert_eq!(told(pipe().0), Err(EOPNOTSUPP));
+}
+
+/// How a socket is polled is kept; more than before is for CAP_NET_ADMIN.
+fn who_may_poll_more() {
+    const SO_PREFER_BUSY_POLL: i32 = 69;
+    const SO_BUSY_POLL_BUDGET: i32 = 70;
+    let one = socket(AF_INET, SOCK_DGRAM, 0);
+    set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 20).is(0);
+    set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, -1).fails(EINVAL);
+    set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 65_536).fails(EINVAL);
+    assert_eq!(get(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET), Err(ENOPROTOOPT));
+    set(one, SOL_SOCKET, SO_PREFER_BUSY_POLL, 1).is(0);
+    as_user(|| {
+        set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 21).fails(EPERM);
+        set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 65_536).fails(EPERM);
+        set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 20).is(0);
+        set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 3).is(0);
+        set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 4).fails(EPERM);
+        set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, -1).fails(EINVAL);
+        assert_eq!(get(one, SOL_SOCKET, SO_PREFER_BUSY_POLL), Ok(1));
+        set(one, SOL_SOCKET, SO_PREFER_BUSY_POLL, 0).is(0);
+        set(one, SOL_SOCKET, SO_PREFER_BUSY_POLL, 1).fails(EPERM);
+    });
 }

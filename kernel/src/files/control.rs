@@ -11,6 +11,7 @@ use super::{any_file, file};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::PseudoInode;
 use crate::fs::tmpfs::TmpInode;
+use crate::io::copying::{check_copying, check_same_place};
 use crate::io::io_signals::{self, OwnerEx};
 use crate::net::SocketFile;
 use crate::process::current;
@@ -103,6 +104,21 @@ pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
         raw::F_GET_SEALS => Ok(seals(&file)?.seals().ok_or(Errno::EINVAL)?.into()),
         _ => Err(Errno::EINVAL),
     }
+}
+
+/// ioctl_ficlonerange(2).
+const FICLONE: u32 = 0x4004_9409;
+const FICLONERANGE: u32 = 0x4020_940d;
+
+/// No file shares its blocks with another: whatever could be cloned is told so.
+fn clone_into(file: &Arc<File>, from: u64) -> Result<u64> {
+    let from = any_file(from)?;
+    if from.flags() & raw::O_PATH != 0 {
+        return Err(Errno::EBADF);
+    }
+    check_same_place(&from, file)?;
+    check_copying(&from, file)?;
+    Err(Errno::EOPNOTSUPP)
 }
 
 /// What F_SETOWN does, of sockets (socket(7)).
@@ -371,8 +387,9 @@ pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
             set_flags(fd, &file, if on { flags | raw::FASYNC } else { flags })
         }
         FIOQSIZE if has_size(&file) => {
-            let size = file.inode().metadata()?.size;
-            UserPtr::<u64>::new(argument).write(&size).map(|()| 0)
+            // What it takes, in blocks of 512 bytes, and not where it ends.
+            let bytes = file.inode().metadata()?.blocks * 512;
+            UserPtr::<u64>::new(argument).write(&bytes).map(|()| 0)
         }
         FS_IOC_FIEMAP => Err(Errno::EOPNOTSUPP),
         FIBMAP if file.inode().file_type() == FileType::Regular => block_of(argument),
@@ -386,6 +403,11 @@ pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
             let size = file.inode().metadata()?.block_size;
             UserPtr::<i32>::new(argument).write(&(size as i32))?;
             Ok(0)
+        }
+        FICLONE => clone_into(&file, argument),
+        FICLONERANGE => {
+            let range = UserPtr::<[u64; 4]>::new(argument).read()?;
+            clone_into(&file, range[0])
         }
         FIOSETOWN | SIOCSPGRP if file.ops_as::<SocketFile>().is_some() => {
             let owner = UserPtr::<i32>::new(argument).read()?;

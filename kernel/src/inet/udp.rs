@@ -157,8 +157,8 @@ impl UdpSocket {
         }
     }
 
-    /// Whom a datagram of `len` bytes names. What IPv6 passes on to IPv4 by its family is asked there
-    /// before the address is read.
+    /// Whom a datagram of `len` bytes names. What IPv6 passes on to IPv4 by its family is asked
+    /// there before the address is read.
     fn named(&self, len: usize, what: &Outgoing) -> Result<Option<Option<SocketAddr>>> {
         let Some(address) = &what.to else { return Ok(None) };
         if self.common.is_v6() && address.family()? == raw::AF_INET {

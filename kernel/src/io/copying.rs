@@ -100,8 +100,17 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     Ok(done)
 }
 
+/// EXDEV for files of two file systems.
+pub fn check_same_place(one: &File, other: &File) -> Result<()> {
+    // A pidfd is a file of a file system of its own.
+    let is_pidfd = |file: &File| crate::process::pidfd::process_of(file).is_ok();
+    let device = |file: &File| file.inode().metadata().map(|metadata| metadata.device);
+    let is_same = is_pidfd(one) == is_pidfd(other) && device(one)? == device(other)?;
+    if is_same { Ok(()) } else { Err(Errno::EXDEV) }
+}
+
 /// Whether one may be copied to the other, whatever part of it.
-fn check_copying(input: &Arc<File>, output: &Arc<File>) -> Result<()> {
+pub fn check_copying(input: &Arc<File>, output: &Arc<File>) -> Result<()> {
     let inodes = [input.inode(), output.inode()];
     // A pidfd is a file of a file system of its own.
     let is_pidfd = |file: &File| crate::process::pidfd::process_of(file).is_ok();
@@ -118,12 +127,7 @@ fn check_copying(input: &Arc<File>, output: &Arc<File>) -> Result<()> {
     if output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EBADF);
     }
-    if is_pidfd(input) != is_pidfd(output) {
-        return Err(Errno::EXDEV);
-    }
-    if input.inode().metadata()?.device != output.inode().metadata()?.device {
-        return Err(Errno::EXDEV);
-    }
+    check_same_place(input, output)?;
     if output.inode().state().is_immutable() {
         return Err(Errno::EPERM);
     }

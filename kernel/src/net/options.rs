@@ -305,6 +305,8 @@ fn set_number(who: &Thread, common: &Common, name: u32, number: i32, value: &[u8
         }
         raw::SO_MARK if !may_administrate(who) => Err(Errno::EPERM),
         raw::SO_BUSY_POLL if number < 0 => Err(Errno::EINVAL),
+        raw::SO_PREFER_BUSY_POLL if number != 0 && !may_administrate(who) => Err(Errno::EPERM),
+        raw::SO_BUSY_POLL_BUDGET => set_poll_budget(who, common, number),
         raw::SO_TXREHASH if !(-1..=1).contains(&number) => Err(Errno::EINVAL),
         raw::SO_BUF_LOCK if !(0..=3).contains(&number) => Err(Errno::EINVAL),
         raw::SO_BUF_LOCK => {
@@ -334,6 +336,21 @@ fn set_number(who: &Thread, common: &Common, name: u32, number: i32, value: &[u8
             Ok(())
         }
     }
+}
+
+/// How much is received in one turn of polling, which nobody tells and nothing does here: more than
+/// before is for CAP_NET_ADMIN.
+fn set_poll_budget(who: &Thread, common: &Common, number: i32) -> Result<()> {
+    let name = raw::SO_BUSY_POLL_BUDGET;
+    let before = common.numbers.lock().get(&name).copied().unwrap_or(0);
+    if i64::from(number) > before && !may_administrate(who) {
+        return Err(Errno::EPERM);
+    }
+    if !(0..=i32::from(u16::MAX)).contains(&number) {
+        return Err(Errno::EINVAL);
+    }
+    common.keep(name, number.into());
+    Ok(())
 }
 
 impl Common {

@@ -183,7 +183,7 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     let threads = thread_count(process);
     signed(out, shown.into());
     signed(out, nice.into());
-    // A first thread that was another before takes over when its process began (execve(2)).
+    // Whoever becomes the first one takes over when the process began (execve(2)).
     let start_ns = thread.filter(|_| !is_first).map_or(process.start_ns, |own| own.start_ns);
     out.decimals(&[threads as u64, 0, start_ns / NS_PER_TICK]);
     let limit = process.limit(Resource::ResidentSet);
@@ -207,17 +207,23 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     let exit_signal = process.exit_signal.load(Ordering::Relaxed);
     signed(out, if is_first { exit_signal.into() } else { -1 });
     out.decimals(&[cpu as u64, priority.max(0) as u64, policy.into(), 0, 0, 0]);
-    if !may_inspect {
-        out.bytes(b" 0 0 0 0 0 0 0 0\n");
-        return Ok(());
+    match may_inspect {
+        true => put_places(subject, &sizes, out),
+        false => out.bytes(b" 0 0 0 0 0 0 0 0\n"),
     }
-    let program = process.program.lock().clone();
-    let (arguments, environment) = (program.arguments, program.environment);
+    Ok(())
+}
+
+/// Where data, arguments and environment of the program are, and how it has ended.
+fn put_places(subject: &Subject, sizes: &Sizes, out: &mut Text) {
+    let program = subject.mm().map(|_| subject.process.program.lock().clone());
+    let none = ((0, 0), (0, 0));
+    let (arguments, environment) =
+        program.map_or(none, |program| (program.arguments, program.environment));
     out.decimals(&[sizes.code.1, sizes.brk_start, sizes.brk_start]);
     out.decimals(&[arguments.0, arguments.1, environment.0, environment.1]);
-    signed(out, process.exit_status.load(Ordering::Relaxed).into());
+    signed(out, subject.process.exit_status.load(Ordering::Relaxed).into());
     out.bytes(b"\n");
-    Ok(())
 }
 
 /// Flags of Linux's kernel that a program could know (proc_pid_stat(5)): its addresses are random,
