@@ -28,6 +28,8 @@ tests!("found_files":
     what_may_merge_stays_apart, policies_keep_areas_apart, zeros_from_an_offset,
     files_grow_below_what_is_written, limits_of_less_than_a_page,
     stacks_come_by_small_pages, who_asks_for_what_is_there, nobody_is_woken_nowhere,
+    who_opens_for_nothing_locks_nothing, only_what_changes_is_cut, no_file_is_cloned,
+    what_a_thread_says_of_itself, words_of_one_kind, what_a_file_takes,
 );
 
 fn other_ids_end_the_death_signal() {
@@ -63,6 +65,14 @@ fn nobody_reads_before_what_is_read() {
     close(r);
     sc!(SYS_splice, null, 0, w, 0, 100, 0).fails(EPIPE);
     sc!(SYS_sendfile, w, directory, 0, 100).fails(EPIPE);
+    // Nor are they who cannot give anything.
+    let (other, _other) = pipe();
+    let own = sc!(SYS_pidfd_open, pid(), 0).fd();
+    let event = sc!(SYS_eventfd2, 1, 0).fd();
+    for from in [other, own, event] {
+        sc!(SYS_sendfile, w, from, 0, 100).fails(EPIPE);
+        sc!(SYS_sendfile, w, from, 0, 0).fails(EPIPE);
+    }
     let file = open(&own_path(), O_RDONLY).fd();
     sc!(SYS_sendfile, w, file, 0, 100).fails(EPIPE);
     sc!(SYS_sendfile, w, file, 0, 0).fails(EPIPE);
@@ -74,6 +84,7 @@ fn nobody_reads_before_what_is_read() {
     let empty = open("/dev/null", O_RDONLY).fd();
     sc!(SYS_splice, empty, 0, w, 0, 100, 0).fails(EAGAIN);
     sc!(SYS_sendfile, w, file, 0, 100).fails(EAGAIN);
+    sc!(SYS_sendfile, w, own, 0, 100).fails(EAGAIN);
 }
 
 fn refused_is_unchanged() {
@@ -235,6 +246,13 @@ fn reading_a_directory_is_seen() {
     assert_eq!(times(&dir), (1000, 2000));
     sc!(SYS_getdents64, fd, bytes.as_mut_ptr(), 1024).must();
     assert!(times(&dir).0 > 2000);
+    // Also where there is no room for what was read, or no place.
+    for (at, count) in [(bytes.as_mut_ptr(), 22), (bytes.as_mut_ptr(), -1), (8 as *mut u8, 1024)] {
+        sc!(SYS_lseek, fd, 0, SEEK_SET).is(0);
+        age(&dir);
+        sc!(SYS_getdents64, fd, at, count).fails(if count == 1024 { EFAULT } else { EINVAL });
+        assert!(times(&dir).0 > 2000, "{count}");
+    }
 }
 
 fn reading_nothing_is_seen() {
@@ -278,6 +296,9 @@ fn ends_of_offsets() {
     sc!(SYS_lseek, fd, i64::MAX - 100, SEEK_SET).is(i64::MAX as usize - 100);
     sc!(SYS_read, fd, bytes.as_mut_ptr(), 100).is(0);
     sc!(SYS_read, fd, bytes.as_mut_ptr(), 101).fails(EINVAL);
+    sc!(SYS_lseek, fd, i64::MAX, SEEK_CUR).fails(EINVAL);
+    sc!(SYS_lseek, fd, 101, SEEK_CUR).fails(EINVAL);
+    sc!(SYS_lseek, fd, 100, SEEK_CUR).is(i64::MAX as usize);
 }
 
 fn bad_addresses_before_seals() {
@@ -978,6 +999,56 @@ fn areas_without_reserve_stay_apart() {
     sc!(SYS_munmap, base, 8 * PAGE).is(0);
 }
 
+/// Whoever asked for neither to read nor to write (open(2), access mode 3) has no lock.
+fn who_opens_for_nothing_locks_nothing() {
+    let path = format!("{}/f", dir_in("/dev/shm"));
+    std::fs::write(&path, "text").unwrap();
+    let fd = open(&path, 3).fd();
+    sc!(SYS_flock, fd, LOCK_SH | LOCK_NB).fails(EBADF);
+    sc!(SYS_flock, fd, LOCK_EX).fails(EBADF);
+    sc!(SYS_flock, fd, LOCK_UN).is(0);
+    for flags in [O_RDONLY, O_WRONLY] {
+        let fd = open(&path, flags).fd();
+        sc!(SYS_flock, fd, LOCK_EX | LOCK_NB).is(0);
+        close(fd);
+    }
+}
+
+/// An area of which a part gets the rights it has already stays whole.
+fn only_what_changes_is_cut() {
+    const PAGE: usize = 4096;
+    const BOTH: i32 = PROT_READ | PROT_WRITE;
+    let base = mmap(0, 9 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0).must();
+    let at = |page: usize| base + page * PAGE;
+    let starts = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let is_there = |page: &usize| {
+            maps.lines().any(|line| line.starts_with(&format!("{:08x}-", at(*page))))
+        };
+        (1..9).filter(is_there).collect::<Vec<_>>()
+    };
+    let protect = |page, pages, rights| sc!(SYS_mprotect, at(page), pages * PAGE, rights).is(0);
+    protect(1, 5, BOTH);
+    protect(1, 2, PROT_EXEC);
+    // SAFETY: the page was mapped just now.
+    unsafe { (at(4) as *mut u8).write(1) };
+    assert_eq!(starts(), [1, 3, 6]);
+    protect(1, 4, BOTH);
+    assert_eq!(starts(), [1, 6]);
+    protect(2, 1, BOTH);
+    assert_eq!(starts(), [1, 6]);
+    // What is in front stays whole, too, and what lies behind it is changed.
+    protect(3, 4, BOTH);
+    assert_eq!(starts(), [1, 7]);
+    protect(5, 2, PROT_READ);
+    assert_eq!(starts(), [1, 5, 7]);
+    protect(6, 1, PROT_READ);
+    assert_eq!(starts(), [1, 5, 7]);
+    // SAFETY: the page was made writable again.
+    unsafe { (at(4) as *mut u8).write(2) };
+    sc!(SYS_munmap, base, 9 * PAGE).is(0);
+}
+
 /// Text that is made when it is read is a file of no bytes to who asks how many are left.
 fn text_has_nothing_left() {
     for path in ["/proc/sys/kernel/ostype", "/proc/self/comm", "/proc/uptime"] {
@@ -1241,4 +1312,106 @@ fn nobody_is_woken_nowhere() {
     let nowhere = 0xffff_8000_0000_0000u64;
     sc!(SYS_futex, nowhere, WAKE_BITSET, 1, 0, 0, 0).fails(EINVAL);
     sc!(SYS_futex, nowhere, WAKE_BITSET, 1, 0, 0, 1).fails(EFAULT);
+}
+
+/// Files in memory share no blocks (ioctl_ficlonerange(2)); what cannot be copied is told first.
+fn no_file_is_cloned() {
+    const FICLONE: u32 = 0x4004_9409;
+    const FICLONERANGE: u32 = 0x4020_940d;
+    let dir = dir_in("/dev/shm");
+    let path = format!("{dir}/f");
+    std::fs::write(&path, "text").unwrap();
+    let (reads, writes) = (open(&path, O_RDONLY).fd(), open(&path, O_WRONLY).fd());
+    let folder = open(&dir, O_RDONLY).fd();
+    let elsewhere = open("/proc/self/comm", O_RDONLY).fd();
+    let clone = |to: i32, from: i32| {
+        let range = [from as u64, 0, 0, 0];
+        let by_range = sc!(SYS_ioctl, to, FICLONERANGE, range.as_ptr());
+        let whole = sc!(SYS_ioctl, to, FICLONE, from);
+        assert_eq!(whole, by_range);
+        whole
+    };
+    clone(writes, reads).fails(EOPNOTSUPP);
+    clone(reads, reads).fails(EBADF);
+    clone(writes, writes).fails(EBADF);
+    clone(writes, -1).fails(EBADF);
+    clone(-1, reads).fails(EBADF);
+    clone(writes, folder).fails(EISDIR);
+    clone(writes, elsewhere).fails(EXDEV);
+    clone(open(&path, O_WRONLY | O_APPEND).fd(), reads).fails(EBADF);
+    sc!(SYS_ioctl, writes, FICLONERANGE, 8).fails(EFAULT);
+    let (end, other) = pipe();
+    clone(end, other).fails(EINVAL);
+}
+
+/// Settings that are kept and told (prctl(2), arch_prctl(2)).
+fn what_a_thread_says_of_itself() {
+    const PR_SET_IO_FLUSHER: i32 = 57;
+    const PR_GET_IO_FLUSHER: i32 = 58;
+    const PR_SET_MEMORY_MERGE: i32 = 67;
+    const PR_GET_MEMORY_MERGE: i32 = 68;
+    const ARCH_GET_XCOMP_SUPP: i32 = 0x1021;
+    const ARCH_GET_XCOMP_PERM: i32 = 0x1022;
+    const ARCH_REQ_XCOMP_PERM: i32 = 0x1023;
+    let own = |option: i32, value: u64, more: u64| sc!(SYS_prctl, option, value, more, 0, 0);
+    for (set, get) in
+        [(PR_SET_IO_FLUSHER, PR_GET_IO_FLUSHER), (PR_SET_MEMORY_MERGE, PR_GET_MEMORY_MERGE)]
+    {
+        own(get, 0, 0).is(0);
+        own(set, 1, 0).is(0);
+        own(get, 0, 0).is(1);
+        own(get, 1, 0).fails(EINVAL);
+        own(set, 1, 1).fails(EINVAL);
+        in_child(|| own(get, 0, 0).is(1));
+        own(set, 0, 0).is(0);
+        own(get, 0, 0).is(0);
+    }
+    own(PR_SET_IO_FLUSHER, 2, 0).fails(EINVAL);
+    own(PR_SET_MEMORY_MERGE, 2, 0).is(0);
+    own(PR_SET_MEMORY_MERGE, 0, 0).is(0);
+    as_user(|| {
+        own(PR_SET_IO_FLUSHER, 2, 0).fails(EPERM);
+        own(PR_GET_IO_FLUSHER, 0, 0).fails(EPERM);
+        own(PR_SET_MEMORY_MERGE, 1, 0).is(0);
+    });
+    // The state of the extended instructions that can be used: x87 and SSE at least.
+    for code in [ARCH_GET_XCOMP_SUPP, ARCH_GET_XCOMP_PERM] {
+        let mut mask = 0u64;
+        sc!(SYS_arch_prctl, code, &raw mut mask).is(0);
+        assert_eq!(mask & 3, 3, "{code:#x}");
+        sc!(SYS_arch_prctl, code, 8).fails(EFAULT);
+    }
+    sc!(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, 2).fails(EOPNOTSUPP);
+    sc!(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, 64).fails(EINVAL);
+}
+
+/// futex_requeue(2) moves between words of one kind.
+fn words_of_one_kind() {
+    const FUTEX_REQUEUE: i32 = 456;
+    let words = [0u32; 2];
+    for (first, second, is_good) in [(2u64, 2u64, true), (130, 130, true), (2, 130, false)] {
+        let at = |index: usize| (&raw const words[index]) as u64;
+        let both = [0, at(0), first, 0, at(1), second];
+        let result = sc!(FUTEX_REQUEUE, both.as_ptr(), 0, 1, 1);
+        assert_eq!(result, if is_good { Ok(0) } else { Err(EINVAL) });
+        let other = [1, at(0), first, 0, at(1), second];
+        let result = sc!(FUTEX_REQUEUE, other.as_ptr(), 0, 1, 1);
+        assert_eq!(result, Err(if is_good { EAGAIN } else { EINVAL }));
+    }
+}
+
+/// FIOQSIZE tells what a file takes, not where it ends.
+fn what_a_file_takes() {
+    const FIOQSIZE: u32 = 0x5460;
+    let path = format!("{}/f", dir_in("/dev/shm"));
+    let fd = open(&path, O_RDWR | O_CREAT).fd();
+    sc!(SYS_ftruncate, fd, 1 << 20).is(0);
+    let takes = || {
+        let mut bytes = 0u64;
+        sc!(SYS_ioctl, fd, FIOQSIZE, &raw mut bytes).is(0);
+        bytes
+    };
+    assert_eq!(takes(), 0);
+    write(fd, &[1; 6000]);
+    assert_eq!(takes(), 8192);
 }

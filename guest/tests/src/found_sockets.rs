@@ -17,7 +17,9 @@ tests!("found_sockets":
     urgent_bytes_passed_over, peers_of_raw_ipv6, addresses_without_a_port, no_bytes_lie_nowhere,
     ways_of_the_refused, what_could_be_of_an_interface, netlink_takes_no_descriptors,
     ports_of_a_range, who_hears_no_more_has_read, urgent_without_room, deaf_until_disconnected,
-    long_packets_to_nobody,
+    long_packets_to_nobody, raw_packets_in_parts, parts_that_cannot_be_added, deaf_raw_sockets_send,
+    windows_of_connections, several_messages_at_once, what_a_protocol_is_called, who_may_poll_more,
+    numbers_that_are_nowhere, passed_on_before_it_is_read,
 );
 
 type Address = Vec<u8>;
@@ -1041,4 +1043,269 @@ fn long_packets_to_nobody() {
     }
     let one = socket(AF_INET6, SOCK_RAW, 222);
     send(one, &long, 0, Some(&inet6(0, &[1]))).fails(EMSGSIZE);
+}
+
+const MORE: i32 = 0x8000;
+
+/// A raw socket and one that hears what it sends.
+fn raw_pair(family: i32) -> [i32; 2] {
+    [0; 2].map(|_| socket(family, SOCK_RAW | SOCK_NONBLOCK, 200))
+}
+
+/// What a raw socket sends is held back where more follows (MSG_MORE).
+fn raw_packets_in_parts() {
+    let [near, far] = raw_pair(AF_INET);
+    let [one, two] = [[127, 0, 0, 1], [127, 0, 0, 2]].map(|ip| inet(0, ip));
+    let heard = || receive(far, 0);
+    let held = || {
+        let mut bytes = 0i32;
+        sc!(SYS_ioctl, near, TIOCOUTQ, &raw mut bytes).is(0);
+        bytes
+    };
+    send(near, b"ab", MORE, Some(&one)).is(2);
+    assert_eq!(heard(), Err(EAGAIN));
+    assert!(held() > 0);
+    send(near, b"cd", 0, Some(&two)).is(2);
+    assert_eq!(held(), 0);
+    let packet = heard().unwrap();
+    assert_eq!((&packet[16..20], &packet[20..]), (&two[4..8], &b"abcd"[..]), "the last's address");
+    // Nothing can begin one, and end it.
+    send(near, b"", MORE, Some(&one)).is(0);
+    assert!(held() > 0);
+    send(near, b"x", MORE, Some(&one)).is(1);
+    send(near, b"", 0, Some(&one)).is(0);
+    assert_eq!(heard().unwrap()[20..], *b"x");
+    // Packets with headers of their own do not wait, and leave the other one alone.
+    let mut whole = [0u8; 22];
+    (whole[0], whole[8], whole[9]) = (0x45, 64, 200);
+    [12, 16].map(|at| whole[at..at + 4].copy_from_slice(&LOOPBACK));
+    send(near, b"ab", MORE, Some(&one)).is(2);
+    set(near, 0, 3, 1).is(0);
+    send(near, &whole, MORE, Some(&one)).is(22);
+    assert_eq!(heard().unwrap().len(), 22);
+    set(near, 0, 3, 0).is(0);
+    send(near, b"c", 0, Some(&one)).is(1);
+    assert_eq!(heard().unwrap()[20..], *b"abc");
+    let [near, far] = raw_pair(AF_INET6);
+    let to = inet6(0, &[1]);
+    send(near, b"ab", MORE, Some(&to)).is(2);
+    assert_eq!(receive(far, 0), Err(EAGAIN));
+    send(near, b"cd", 0, Some(&to)).is(2);
+    assert_eq!(receive(far, 0).unwrap(), b"abcd");
+}
+
+/// What cannot be added takes with it what was held back; what is refused before does not.
+fn parts_that_cannot_be_added() {
+    const HALF: [u8; 40_000] = [7; 40_000];
+    for (family, to, room) in
+        [(AF_INET, inet(0, LOOPBACK), 25_515), (AF_INET6, inet6(0, &[1]), 25_535)]
+    {
+        let [near, far] = raw_pair(family);
+        let add = |bytes: &[u8], more| send(near, bytes, if more { MORE } else { 0 }, Some(&to));
+        let header = if family == AF_INET { 20 } else { 0 };
+        let heard = || receive(far, MSG_TRUNC).map(|packet| packet[header..].to_vec());
+        add(&HALF, true).is(HALF.len());
+        add(&HALF[..room + 1], false).fails(EMSGSIZE);
+        add(b"q", false).is(1);
+        assert_eq!(heard().unwrap(), b"q");
+        add(&HALF, true).is(HALF.len());
+        add(&HALF[..room], false).is(room);
+        let mut byte = 0u8;
+        let whole = HALF.len() + room + header;
+        sc!(SYS_recvfrom, far, &raw mut byte, 1, MSG_TRUNC, 0, 0).is(whole);
+        add(b"ab", true).is(2);
+        sc!(SYS_sendto, near, 8, 5, 0, to.as_ptr(), to.len()).fails(EFAULT);
+        add(b"q", false).is(1);
+        assert_eq!(heard().unwrap(), b"q");
+        add(b"ab", true).is(2);
+        send(near, b"x", MSG_OOB, Some(&to)).fails(EOPNOTSUPP);
+        add(b"c", false).is(1);
+        assert_eq!(heard().unwrap(), b"abc");
+        add(b"ab", true).is(2);
+        let long = send(near, &vec![0; 65_536], 0, Some(&to));
+        long.fails(EMSGSIZE);
+        add(b"c", false).is(1);
+        // IPv4 looks at a length before all else.
+        assert_eq!(heard().unwrap(), if family == AF_INET { &b"abc"[..] } else { b"c" });
+    }
+}
+
+/// A raw socket that was shut down sends on, but for packets with headers of their own.
+fn deaf_raw_sockets_send() {
+    let [near, far] = raw_pair(AF_INET);
+    connect(near, &inet(0, LOOPBACK)).is(0);
+    sc!(SYS_shutdown, near, SHUT_WR).is(0);
+    send(near, b"ab", 0, None).is(2);
+    assert_eq!(receive(far, 0).unwrap()[20..], *b"ab");
+    set(near, 0, 3, 1).is(0);
+    send(near, &[0x45; 40], 0, None).fails(EPIPE);
+}
+
+/// A number of IPv6 whose place is none is 0; of other levels it is not there.
+fn numbers_that_are_nowhere() {
+    const V6ONLY: i32 = 26;
+    const UNICAST_HOPS: i32 = 16;
+    const RECVHOPLIMIT: i32 = 51;
+    const TCLASS: i32 = 67;
+    for kind in [SOCK_STREAM, SOCK_DGRAM] {
+        let one = socket(AF_INET6, kind, 0);
+        let nothing = |level, name, len| sc!(SYS_setsockopt, one, level, name, 0, len);
+        for name in [V6ONLY, RECVHOPLIMIT, TCLASS] {
+            set(one, IPPROTO_IPV6, name, 1).is(0);
+            nothing(IPPROTO_IPV6, name, 4).is(0);
+            assert_eq!(get(one, IPPROTO_IPV6, name), Ok(0), "{name}");
+            nothing(IPPROTO_IPV6, name, 3).fails(EINVAL);
+            sc!(SYS_setsockopt, one, IPPROTO_IPV6, name, 8, 4).fails(EFAULT);
+        }
+        nothing(IPPROTO_IPV6, UNICAST_HOPS, 100).is(0);
+        assert_eq!(get(one, IPPROTO_IPV6, UNICAST_HOPS), Ok(0));
+        nothing(IPPROTO_IPV6, IPV6_ADD_MEMBERSHIP, 20).fails(if kind == SOCK_STREAM {
+            EPROTO
+        } else {
+            EFAULT
+        });
+        nothing(0, 2, 4).fails(EFAULT);
+        nothing(SOL_SOCKET, SO_KEEPALIVE, 4).fails(EFAULT);
+    }
+}
+
+/// What a socket of IPv6 passes on to IPv4 is asked there before the address is read.
+fn passed_on_before_it_is_read() {
+    let one = socket(AF_INET6, SOCK_DGRAM, 0);
+    let short = &inet(5, LOOPBACK)[..8];
+    send(one, b"x", MSG_OOB, Some(short)).fails(EOPNOTSUPP);
+    send(one, &vec![0; 65_536], 0, Some(short)).fails(EMSGSIZE);
+    send(one, b"x", 0, Some(short)).fails(EINVAL);
+    let only = socket(AF_INET6, SOCK_DGRAM, 0);
+    set(only, IPPROTO_IPV6, 26, 1).is(0);
+    send(only, b"x", MSG_OOB, Some(short)).fails(ENETUNREACH);
+}
+
+/// TCP_WINDOW_CLAMP is there while there is a connection, or it is tried.
+fn windows_of_connections() {
+    let clamp = |socket| get(socket, IPPROTO_TCP, TCP_WINDOW_CLAMP).unwrap();
+    let (listener, to) = tcp_listener();
+    assert_eq!(clamp(listener), 0);
+    let one = socket(AF_INET, SOCK_STREAM, 0);
+    assert_eq!(clamp(one), 0);
+    connect(one, &to).is(0);
+    assert_eq!(clamp(one), 65536);
+    assert_eq!(clamp(accept(listener).fd()), 65536);
+    connect(one, &[0; 16]).is(0);
+    assert_eq!(clamp(one), 0);
+    for (buffer, expected) in [(10_000, 10_000), (100_000, 100_000), (150_000, 130_966)] {
+        let one = socket(AF_INET, SOCK_STREAM, 0);
+        set(one, SOL_SOCKET, SO_RCVBUF, buffer).is(0);
+        assert_eq!(clamp(one), 0);
+        connect(one, &to).is(0);
+        assert_eq!(clamp(one), expected, "{buffer}");
+    }
+    let chosen = socket(AF_INET, SOCK_STREAM, 0);
+    set(chosen, IPPROTO_TCP, TCP_WINDOW_CLAMP, 5000).is(0);
+    connect(chosen, &to).is(0);
+    assert_eq!(clamp(chosen), 5000);
+    connect(chosen, &[0; 16]).is(0);
+    assert_eq!(clamp(chosen), 0);
+    // Whoever is refused has one until that is told.
+    let nobody = name(socket_bound_to_a_port());
+    let refused = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    connect(refused, &nobody).fails(EINPROGRESS);
+    until(|| told(refused) & POLLERR != 0);
+    assert!(clamp(refused) > 65536);
+    connect(refused, &nobody).fails(ECONNREFUSED);
+    assert_eq!(clamp(refused), 0);
+}
+
+/// A socket whose port nobody listens on.
+fn socket_bound_to_a_port() -> i32 {
+    let one = socket(AF_INET, SOCK_STREAM, 0);
+    bind(one, &inet(0, LOOPBACK)).is(0);
+    one
+}
+
+/// recvmmsg(2) and sendmmsg(2) ask for a socket, and for its error, before they count messages.
+fn several_messages_at_once() {
+    let file = open("/dev/null", O_RDWR).fd();
+    let mut bytes = [0u8; 8];
+    let part = iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 8 };
+    let header = [0, 0, &raw const part as usize, 1, 0, 0, 0, 0];
+    let bad = [0, 0, 8, 1, 0, 0, 0, 0];
+    sc!(SYS_recvmmsg, file, header.as_ptr(), 0, MSG_DONTWAIT, 0).fails(ENOTSOCK);
+    sc!(SYS_sendmmsg, file, header.as_ptr(), 0, 0).fails(ENOTSOCK);
+    let [near, far] = pair(SOCK_DGRAM);
+    sc!(SYS_recvmmsg, near, header.as_ptr(), 0, MSG_DONTWAIT, 0).is(0);
+    sc!(SYS_sendmmsg, near, header.as_ptr(), 0, 0).is(0);
+    // What ended it before all were there is told next time.
+    let two = [header, bad].concat();
+    for _ in 0..2 {
+        send(near, b"x", 0, None).is(1);
+    }
+    sc!(SYS_recvmmsg, far, two.as_ptr(), 2, MSG_DONTWAIT, 0).is(1);
+    sc!(SYS_recvmmsg, far, header.as_ptr(), 0, MSG_DONTWAIT, 0).fails(EFAULT);
+    sc!(SYS_recvmmsg, far, two.as_ptr(), 2, MSG_DONTWAIT, 0).is(1);
+    sc!(SYS_recvmmsg, far, header.as_ptr(), 1, MSG_DONTWAIT, 0).fails(EFAULT);
+    sc!(SYS_recvmmsg, far, header.as_ptr(), 1, MSG_DONTWAIT, 0).fails(EAGAIN);
+    // One urgent byte is all there is.
+    let [near, far] = pair(SOCK_STREAM);
+    let two = [header, header].concat();
+    send(near, b"x", MSG_OOB, None).is(1);
+    sc!(SYS_recvmmsg, far, two.as_ptr(), 2, MSG_DONTWAIT | MSG_OOB, 0).is(1);
+    assert_eq!(get(far, SOL_SOCKET, SO_ERROR), Ok(0));
+}
+
+/// Sockets have an attribute that tells their protocol.
+fn what_a_protocol_is_called() {
+    let told = |fd: i32| {
+        let mut name = [0u8; 64];
+        let attribute = c"system.sockprotoname".as_ptr();
+        let len = sc!(SYS_fgetxattr, fd, attribute, name.as_mut_ptr(), 64)?;
+        sc!(SYS_fgetxattr, fd, attribute, 0, 0).is(len);
+        sc!(SYS_fgetxattr, fd, attribute, name.as_mut_ptr(), 2).fails(ERANGE);
+        sc!(SYS_fsetxattr, fd, attribute, b"x".as_ptr(), 1, 0).fails(EOPNOTSUPP);
+        sc!(SYS_fremovexattr, fd, attribute).fails(EOPNOTSUPP);
+        let mut names = [0u8; 64];
+        let listed = sc!(SYS_flistxattr, fd, names.as_mut_ptr(), 64).must();
+        assert_eq!(names[..listed], *b"system.sockprotoname\0");
+        Ok::<_, i32>(String::from_utf8_lossy(&name[..len]).into_owned())
+    };
+    for (family, kind, protocol, name) in [
+        (AF_UNIX, SOCK_STREAM, 0, "UNIX-STREAM\0"),
+        (AF_UNIX, SOCK_DGRAM, 0, "UNIX\0"),
+        (AF_UNIX, SOCK_SEQPACKET, 0, "UNIX\0"),
+        (AF_INET, SOCK_STREAM, 0, "TCP\0"),
+        (AF_INET, SOCK_DGRAM, 0, "UDP\0"),
+        (AF_INET, SOCK_RAW, 1, "RAW\0"),
+        (AF_INET, SOCK_DGRAM, 136, "UDP-Lite\0"),
+        (AF_INET6, SOCK_STREAM, 0, "TCPv6\0"),
+        (AF_INET6, SOCK_DGRAM, 0, "UDPv6\0"),
+        (AF_INET6, SOCK_RAW, 58, "RAWv6\0"),
+        (AF_INET6, SOCK_DGRAM, 136, "UDPLITEv6\0"),
+        (AF_NETLINK, SOCK_RAW, 0, "NETLINK\0"),
+    ] {
+        assert_eq!(told(socket(family, kind, protocol)).as_deref(), Ok(name));
+    }
+    assert_eq!(told(pipe().0), Err(EOPNOTSUPP));
+}
+
+/// How a socket is polled is kept; more than before is for CAP_NET_ADMIN.
+fn who_may_poll_more() {
+    const SO_PREFER_BUSY_POLL: i32 = 69;
+    const SO_BUSY_POLL_BUDGET: i32 = 70;
+    let one = socket(AF_INET, SOCK_DGRAM, 0);
+    set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 20).is(0);
+    set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, -1).fails(EINVAL);
+    set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 65_536).fails(EINVAL);
+    assert_eq!(get(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET), Err(ENOPROTOOPT));
+    set(one, SOL_SOCKET, SO_PREFER_BUSY_POLL, 1).is(0);
+    as_user(|| {
+        set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 21).fails(EPERM);
+        set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 65_536).fails(EPERM);
+        set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 20).is(0);
+        set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 3).is(0);
+        set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, 4).fails(EPERM);
+        set(one, SOL_SOCKET, SO_BUSY_POLL_BUDGET, -1).fails(EINVAL);
+        assert_eq!(get(one, SOL_SOCKET, SO_PREFER_BUSY_POLL), Ok(1));
+        set(one, SOL_SOCKET, SO_PREFER_BUSY_POLL, 0).is(0);
+        set(one, SOL_SOCKET, SO_PREFER_BUSY_POLL, 1).fails(EPERM);
+    });
 }

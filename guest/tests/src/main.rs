@@ -84,6 +84,7 @@ mod system;
 mod sysv;
 mod tcp;
 mod threads;
+mod tids;
 mod time;
 mod transfers;
 mod udplite;
@@ -97,6 +98,7 @@ const SUBJECTS: &[&[Test]] = &[
     exec::TESTS,
     jobs::TESTS,
     threads::TESTS,
+    tids::TESTS,
     own::TESTS,
     rseq::TESTS,
     core::TESTS,

@@ -1,7 +1,7 @@
 //! What a thread has set for itself, and what of it those have that it makes: threads, and the
 //! first ones of children.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// How late a timer may be unless a thread says otherwise (prctl(2)).
 const TIMER_SLACK_NS: u64 = 50_000;
@@ -18,6 +18,8 @@ pub struct ThreadSettings {
     default_slack_ns: AtomicU64,
     /// set_mempolicy(2)'s policy: its mode, and in the upper half its node.
     pub memory_policy: AtomicU64,
+    /// PR_SET_IO_FLUSHER: it writes back what others wait for.
+    pub is_io_flusher: AtomicBool,
 }
 
 impl Default for ThreadSettings {
@@ -28,6 +30,7 @@ impl Default for ThreadSettings {
             timer_slack_ns: AtomicU64::new(TIMER_SLACK_NS),
             default_slack_ns: AtomicU64::new(TIMER_SLACK_NS),
             memory_policy: AtomicU64::new(0),
+            is_io_flusher: AtomicBool::new(false),
         }
     }
 }
@@ -53,6 +56,8 @@ impl ThreadSettings {
         copy(&self.timer_slack_ns, &creator.timer_slack_ns);
         copy(&self.default_slack_ns, &creator.timer_slack_ns);
         copy(&self.memory_policy, &creator.memory_policy);
+        let is_flusher = creator.is_io_flusher.load(Ordering::Relaxed);
+        self.is_io_flusher.store(is_flusher, Ordering::Relaxed);
         self.personality.store(creator.personality.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }

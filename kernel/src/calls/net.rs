@@ -333,6 +333,8 @@ pub fn sendmsg(fd: u64, message: UserPtr<MsgHdr>, flags: u32) -> Result<u64> {
 pub fn sendmmsg(fd: u64, messages: UserPtr<MMsgHdr>, count: u32, flags: u32) -> Result<u64> {
     check_message_flags(flags)?;
     let file = file_at(fd)?;
+    // Whether or not there is anything to send.
+    socket_of(&file)?;
     let count = (count as usize).min(MESSAGES_MAX);
     let who = current();
     for index in 0..count {
@@ -579,6 +581,12 @@ pub fn recvmmsg(
     };
     check_message_flags(flags)?;
     let file = file_at(fd)?;
+    let common = socket_of(&file)?.common();
+    if flags & raw::MSG_ERRQUEUE == 0
+        && let Some(error) = common.take_error()
+    {
+        return Err(error);
+    }
     let count = (count as usize).min(MESSAGES_MAX);
     let mut flags = flags;
     let mut done = 0;
@@ -588,8 +596,18 @@ pub fn recvmmsg(
             .and_then(|len| len_of(at).write(&(len as u32)));
         match received {
             Ok(()) => done += 1,
-            Err(_) if done > 0 => break,
+            Err(error) if done > 0 => {
+                // What ended it is told next time, if it was more than that there is nothing.
+                if error != Errno::EAGAIN {
+                    common.set_error(error);
+                }
+                break;
+            }
             Err(error) => return Err(error),
+        }
+        // One urgent byte is all there is.
+        if flags & raw::MSG_OOB != 0 && common.kind == SocketKind::Stream {
+            break;
         }
         if flags & MSG_WAITFORONE != 0 {
             flags |= raw::MSG_DONTWAIT;

@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, prctl as pr};
+use machine::cpu::features;
 use machine::memory::USER_END;
 use mitigations::by_program;
 
@@ -64,16 +65,11 @@ pub fn prctl(option: u32, a1: u64, a2: u64, a3: u64, a4: u64) -> Result<u64> {
             Ok(0)
         }
         pr::PR_GET_TIMERSLACK => Ok(thread.settings.timer_slack()),
-        pr::PR_SET_THP_DISABLE => {
-            must_be_zero(&others[1..])?;
-            settings.no_huge_pages.store(value != 0, Ordering::Relaxed);
-            current().process.mm()?.with(|inner| inner.no_huge_pages = value != 0);
-            Ok(0)
-        }
-        pr::PR_GET_THP_DISABLE => {
-            must_be_zero(&others)?;
-            Ok(u64::from(settings.no_huge_pages.load(Ordering::Relaxed)))
-        }
+        pr::PR_SET_THP_DISABLE
+        | pr::PR_GET_THP_DISABLE
+        | pr::PR_SET_MEMORY_MERGE
+        | pr::PR_GET_MEMORY_MERGE => memory(option, &others),
+        pr::PR_SET_IO_FLUSHER | pr::PR_GET_IO_FLUSHER => io_flusher(option, &others),
         pr::PR_GET_TID_ADDRESS => {
             UserPtr::new(value).write(&current().clear_child_tid.load(Ordering::Relaxed))?;
             Ok(0)
@@ -88,6 +84,48 @@ pub fn prctl(option: u32, a1: u64, a2: u64, a3: u64, a4: u64) -> Result<u64> {
         pr::PR_SET_VMA => Err(Errno::EINVAL),
         _ => fixed(option, &others),
     }
+}
+
+/// What is said of all memory of the process: whether by huge pages, and whether equal pages may
+/// become one.
+fn memory(option: u32, others: &[u64; 4]) -> Result<u64> {
+    let process = &current().process;
+    let settings = &process.settings;
+    let setting = match option {
+        pr::PR_SET_THP_DISABLE | pr::PR_GET_THP_DISABLE => &settings.no_huge_pages,
+        _ => &settings.merges_memory,
+    };
+    if matches!(option, pr::PR_GET_THP_DISABLE | pr::PR_GET_MEMORY_MERGE) {
+        must_be_zero(others)?;
+        return Ok(u64::from(setting.load(Ordering::Relaxed)));
+    }
+    must_be_zero(&others[1..])?;
+    let is_on = others[0] != 0;
+    setting.store(is_on, Ordering::Relaxed);
+    if option == pr::PR_SET_THP_DISABLE {
+        process.mm()?.with(|inner| inner.no_huge_pages = is_on);
+    }
+    Ok(0)
+}
+
+/// PR_SET_IO_FLUSHER and PR_GET_IO_FLUSHER, for CAP_SYS_RESOURCE: kept and told. No call of the
+/// kernel waits for such a thread.
+fn io_flusher(option: u32, others: &[u64; 4]) -> Result<u64> {
+    let thread = current();
+    if !thread.subject().capable(Capability::SysResource) {
+        return Err(Errno::EPERM);
+    }
+    let is_flusher = &thread.settings.is_io_flusher;
+    if option == pr::PR_GET_IO_FLUSHER {
+        must_be_zero(others)?;
+        return Ok(u64::from(is_flusher.load(Ordering::Relaxed)));
+    }
+    must_be_zero(&others[1..])?;
+    match others[0] {
+        on @ (0 | 1) => is_flusher.store(on == 1, Ordering::Relaxed),
+        _ => return Err(Errno::EINVAL),
+    }
+    Ok(0)
 }
 
 /// PR_SET_MDWE. EINVAL; EPERM for what would take a refusal back.
@@ -200,6 +238,12 @@ const ARCH_SET_FS: u32 = 0x1002;
 const ARCH_GET_FS: u32 = 0x1003;
 const ARCH_GET_GS: u32 = 0x1004;
 const ARCH_GET_CPUID: u32 = 0x1011;
+/// Which extended state there is, may be used, and is asked for by its number (arch_prctl(2),
+/// Documentation/arch/x86/xstate).
+const ARCH_GET_XCOMP_SUPP: u32 = 0x1021;
+const ARCH_GET_XCOMP_PERM: u32 = 0x1022;
+const ARCH_REQ_XCOMP_PERM: u32 = 0x1023;
+const STATE_COMPONENTS: u64 = 19;
 const ARCH_SET_CPUID: u32 = 0x1012;
 
 /// arch_prctl(2).
@@ -228,6 +272,12 @@ pub fn arch_prctl(code: u32, address: u64) -> Result<u64> {
         // CPUID always works, and cannot be made to fault.
         ARCH_GET_CPUID => Ok(1),
         ARCH_SET_CPUID => Err(Errno::ENODEV),
+        ARCH_GET_XCOMP_SUPP | ARCH_GET_XCOMP_PERM => {
+            UserPtr::new(address).write(&features().xcr0)?;
+            Ok(0)
+        }
+        // All of the extended state that there is may be used without asking.
+        ARCH_REQ_XCOMP_PERM if address < STATE_COMPONENTS => Err(Errno::EOPNOTSUPP),
         _ => shadow_stack::arch_prctl(code, address).unwrap_or(Err(Errno::EINVAL)),
     }
 }

@@ -214,6 +214,16 @@ fn send_checked(target: &Arc<Process>, info: SigInfo) -> Result<()> {
     if info.signo == 0 { Ok(()) } else { send::send_to_process(target, info) }
 }
 
+/// The same to the process of the thread with this id, which takes it if it can.
+fn send_by_id(target: &Arc<Process>, id: Pid, info: SigInfo) -> Result<()> {
+    check_sending(target, info)?;
+    if info.signo == 0 {
+        return Ok(());
+    }
+    let named = find_thread(id).filter(|_| target.pid != id);
+    send::send_to_process_by(target, named.as_ref(), info)
+}
+
 /// EINVAL for a signal that is none, EPERM.
 fn check_sending(target: &Arc<Process>, info: SigInfo) -> Result<()> {
     number_or_zero(info.signo as u64)?;
@@ -239,11 +249,7 @@ pub fn kill(pid: i32, signal: u64) -> Result<u64> {
     match pid {
         1.. => {
             let process = find_by_tid(pid as Pid).ok_or(Errno::ESRCH)?;
-            check_sending(&process, info)?;
-            if info.signo != 0 {
-                let named = find_thread(pid as Pid).filter(|_| process.pid != pid as Pid);
-                send::send_to_process_by(&process, named.as_ref(), info)?;
-            }
+            send_by_id(&process, pid as Pid, info)?;
         }
         0 => kill_group(current().process.group(), info)?,
         -1 => kill_all(info)?,
@@ -338,7 +344,7 @@ pub fn rt_sigqueueinfo(pid: u64, signal: u64, info: u64) -> Result<u64> {
     let pid = pid as Pid;
     check_code(&info, pid == current().tid())?;
     let process = find_by_tid(pid).ok_or(Errno::ESRCH)?;
-    send_checked(&process, info)?;
+    send_by_id(&process, pid, info)?;
     Ok(0)
 }
 
@@ -364,7 +370,7 @@ pub fn pidfd_send_signal(fd: u32, signal: u64, info_at: u64, flags: u64) -> Resu
         return Err(Errno::EINVAL);
     }
     let file = current().files().get(fd)?;
-    let process = pidfd::target(&file)?;
+    let (process, id) = pidfd::target(&file)?;
     let number = signal as u32;
     let is_to_thread =
         scope == PIDFD_SIGNAL_THREAD || scope == 0 && pidfd::stands_for_thread(&file);
@@ -375,7 +381,7 @@ pub fn pidfd_send_signal(fd: u32, signal: u64, info_at: u64, flags: u64) -> Resu
             return Err(Errno::EINVAL);
         }
         let info = SigInfo::read_from(info_at, number)?;
-        check_code(&info, process.pid == current().tid())?;
+        check_code(&info, id == current().tid())?;
         info
     };
     match scope {
@@ -383,11 +389,10 @@ pub fn pidfd_send_signal(fd: u32, signal: u64, info_at: u64, flags: u64) -> Resu
             send_thread_checked(&thread, info)?;
         }
         PIDFD_SIGNAL_THREAD => {
-            let leader = find_thread(process.pid).ok_or(Errno::ESRCH)?;
-            send_thread_checked(&leader, info)?;
+            send_thread_checked(&find_thread(id).ok_or(Errno::ESRCH)?, info)?;
         }
-        PIDFD_SIGNAL_PROCESS_GROUP => kill_group(process.pid, info)?,
-        _ => send_checked(&process, info)?,
+        PIDFD_SIGNAL_PROCESS_GROUP => kill_group(id, info)?,
+        _ => send_by_id(&process, id, info)?,
     }
     Ok(0)
 }

@@ -11,7 +11,9 @@ use super::{any_file, file};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::PseudoInode;
 use crate::fs::tmpfs::TmpInode;
+use crate::io::copying::{check_copying, check_same_place};
 use crate::io::io_signals::{self, OwnerEx};
+use crate::net::SocketFile;
 use crate::process::current;
 use crate::security::{Capability, Subject};
 use crate::vfs::anon::AnonInode;
@@ -103,6 +105,25 @@ pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
         _ => Err(Errno::EINVAL),
     }
 }
+
+/// ioctl_ficlonerange(2).
+const FICLONE: u32 = 0x4004_9409;
+const FICLONERANGE: u32 = 0x4020_940d;
+
+/// No file shares its blocks with another: whatever could be cloned is told so.
+fn clone_into(file: &Arc<File>, from: u64) -> Result<u64> {
+    let from = any_file(from)?;
+    if from.flags() & raw::O_PATH != 0 {
+        return Err(Errno::EBADF);
+    }
+    check_same_place(&from, file)?;
+    check_copying(&from, file)?;
+    Err(Errno::EOPNOTSUPP)
+}
+
+/// What F_SETOWN does, of sockets (socket(7)).
+const FIOSETOWN: u32 = 0x8901;
+const SIOCSPGRP: u32 = 0x8902;
 
 /// Who has set the owner of a file's signals (linux/fcntl.h); linux-raw-sys does not have it.
 const F_GETOWNER_UIDS: u32 = 17;
@@ -287,6 +308,11 @@ pub fn flock(fd: u64, operation: u32) -> Result<u64> {
         raw::LOCK_EX => raw::F_WRLCK,
         _ => return Err(Errno::EINVAL),
     };
+    // Who asked for neither to read nor to write gives back only.
+    let is_open = file.check_readable().is_ok() || file.check_writable().is_ok();
+    if kind != raw::F_UNLCK && !is_open {
+        return Err(Errno::EBADF);
+    }
     hooks::file_lock((&file, kind))?;
     match kind {
         raw::F_UNLCK => locks::release(&*inode, &lock(false)),
@@ -361,8 +387,9 @@ pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
             set_flags(fd, &file, if on { flags | raw::FASYNC } else { flags })
         }
         FIOQSIZE if has_size(&file) => {
-            let size = file.inode().metadata()?.size;
-            UserPtr::<u64>::new(argument).write(&size).map(|()| 0)
+            // What it takes, in blocks of 512 bytes, and not where it ends.
+            let bytes = file.inode().metadata()?.blocks * 512;
+            UserPtr::<u64>::new(argument).write(&bytes).map(|()| 0)
         }
         FS_IOC_FIEMAP => Err(Errno::EOPNOTSUPP),
         FIBMAP if file.inode().file_type() == FileType::Regular => block_of(argument),
@@ -376,6 +403,16 @@ pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
             let size = file.inode().metadata()?.block_size;
             UserPtr::<i32>::new(argument).write(&(size as i32))?;
             Ok(0)
+        }
+        FICLONE => clone_into(&file, argument),
+        FICLONERANGE => {
+            let range = UserPtr::<[u64; 4]>::new(argument).read()?;
+            clone_into(&file, range[0])
+        }
+        FIOSETOWN | SIOCSPGRP if file.ops_as::<SocketFile>().is_some() => {
+            let owner = UserPtr::<i32>::new(argument).read()?;
+            hooks::file_set_fowner((&file,))?;
+            io_signals::set_owner(&file, owner).map(|()| 0)
         }
         _ => match super::flags::ioctl(&file, command, argument) {
             Some(answer) => answer,

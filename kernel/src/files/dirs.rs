@@ -53,17 +53,20 @@ fn list(fd: u64, buffer: u64, count: i32, layout: Layout) -> Result<u64> {
     let room = usize::try_from(count).unwrap_or(0).min(BATCH_BYTES);
     let mut position = file.position.lock();
     let mut entries = Entries { bytes: Vec::new(), room, layout };
-    let next = fill(&file, inode.as_ref(), *position, &mut entries)?;
-    // Where there is nothing to write, nobody looks at where to.
-    if !entries.bytes.is_empty() {
-        UserPtr::<u8>::new(buffer).write_many(&entries.bytes)?;
-    }
-    *position = next;
+    let result = fill(&file, inode.as_ref(), *position, &mut entries).and_then(|next| {
+        // Where there is nothing to write, nobody looks at where to.
+        if !entries.bytes.is_empty() {
+            UserPtr::<u8>::new(buffer).write_many(&entries.bytes)?;
+        }
+        *position = next;
+        Ok(entries.bytes.len() as u64)
+    });
+    // It has been read, whether or not somebody got anything of it.
     file.note_read();
     if let Some(location) = &file.location {
         inotify::event(&location.dentry, raw::IN_ACCESS);
     }
-    Ok(entries.bytes.len() as u64)
+    result
 }
 
 /// Fills entries from `position` on; returns the position after the last. Positions 0 and 1 are `.`

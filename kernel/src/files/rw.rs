@@ -222,8 +222,7 @@ pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
         }
         _ => return Err(Errno::EINVAL),
     };
-    let too_far = if whence == raw::SEEK_END { Errno::EINVAL } else { Errno::EOVERFLOW };
-    let target = (base as i64).checked_add(offset).ok_or(too_far)?;
+    let target = (base as i64).checked_add(offset).ok_or(Errno::EINVAL)?;
     *position = u64::try_from(target).map_err(|_| Errno::EINVAL)?;
     Ok(*position)
 }

@@ -19,7 +19,7 @@ use machine::sync::Once;
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::Mutex;
-use crate::process::Process;
+use crate::process::{Pid, Process};
 use crate::vfs::path::Location;
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, MovedBy,
@@ -270,8 +270,9 @@ pub trait Listing: Send + Sync {
     fn size(&self) -> u64 {
         0
     }
-    /// The process that the directory stands for, as /proc/PID does.
-    fn process(&self) -> Option<&Arc<Process>> {
+    /// The process that the directory stands for, as /proc/PID does, and by the id of which of its
+    /// threads.
+    fn stands_for(&self) -> Option<(Arc<Process>, Pid)> {
         None
     }
     /// Whether nobody changes its owner; nobody changes its mode.
@@ -527,10 +528,10 @@ pub struct PseudoInode {
 }
 
 impl PseudoInode {
-    /// The process that it stands for: it is /proc/PID.
-    pub fn process(&self) -> Option<&Arc<Process>> {
+    /// The process that it stands for, and by the id of which thread: it is /proc/PID.
+    pub fn stands_for(&self) -> Option<(Arc<Process>, Pid)> {
         match &self.body {
-            Body::Directory(listing) => listing.process(),
+            Body::Directory(listing) => listing.stands_for(),
             Body::File(_) | Body::Link(_) => None,
         }
     }

@@ -88,6 +88,9 @@ pub fn futex_requeue(waiters: u64, flags: u32, wakes: u32, moves: u32) -> Result
     }
     let [from, to] = UserPtr::<[Word; 2]>::new(waiters).read()?;
     let private = [from.check()?, to.check()?];
+    if from.flags != to.flags {
+        return Err(Errno::EINVAL);
+    }
     let counts = [requeue::count(wakes)?, requeue::count(moves)?];
     let keys = [key_of(from.address, private[0])?, key_of(to.address, private[1])?];
     requeue::requeue(from.address, keys, counts, Some(fitting(from.value)?))

@@ -157,6 +157,19 @@ impl UdpSocket {
         }
     }
 
+    /// Whom a datagram of `len` bytes names. What IPv6 passes on to IPv4 by its family is asked
+    /// there before the address is read.
+    fn named(&self, len: usize, what: &Outgoing) -> Result<Option<Option<SocketAddr>>> {
+        let Some(address) = &what.to else { return Ok(None) };
+        if self.common.is_v6() && address.family()? == raw::AF_INET {
+            if self.ip.v6_only() {
+                return Err(Errno::ENETUNREACH);
+            }
+            check_v4(len, what.mode.urgent)?;
+        }
+        self.whom(address, true).map(Some)
+    }
+
     /// Where to reach a peer, a group by the interface that was chosen, or all who listen: EACCES
     /// without SO_BROADCAST. ENETUNREACH.
     fn reachable(&self, to: SocketAddr) -> Result<SocketAddr> {
@@ -260,7 +273,7 @@ impl UdpSocket {
 
     /// Whom a datagram of `len` bytes goes to, and how, as Linux's order of checks has it.
     fn address(&self, len: usize, what: &Outgoing) -> Result<Sending> {
-        let named = what.to.as_ref().map(|address| self.whom(address, true)).transpose()?;
+        let named = self.named(len, what)?;
         let named_nobody = named.is_some_and(|whom| whom.is_none());
         let mut to = named.flatten().or(*self.peer.lock()).ok_or(Errno::EDESTADDRREQ)?;
         if self.common.is_v6() && to.ip() == Ipv6Addr::UNSPECIFIED && self.is_of_v4() {
@@ -348,7 +361,7 @@ impl UdpSocket {
         if !self.common.is_v6() {
             return Ok(());
         }
-        let named = what.to.as_ref().map(|address| self.whom(address, true)).transpose()?;
+        let named = self.named(len, what)?;
         let is_other = named.flatten().is_some_and(|to| to.is_ipv4());
         if is_other || begun_to.is_ipv4() {
             check_v4(len, what.mode.urgent)?;

@@ -52,17 +52,16 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     // Where nothing is to be moved, nothing need be able to; but from a stream only into a pipe.
     let gives = gives_data(&from.file);
     let into = pipe::of(&output);
+    if let Some(pipe) = into {
+        // Before the other side is asked for anything.
+        pipe.wait_writable(output.is_nonblocking())?;
+    }
     if let Some(pipe) = into.filter(|_| is_stream && gives && count > 0) {
         // A stream can only be moved into a pipe, as by splice(2).
         if pipe::of(&from.file).is_some() {
             return Err(Errno::EINVAL);
         }
-        pipe.wait_writable(output.is_nonblocking())?;
         return counted(|| fill(&mut from, pipe, &output, count));
-    }
-    if let Some(pipe) = into.filter(|_| !is_stream) {
-        // Before the file is asked for anything.
-        pipe.wait_writable(output.is_nonblocking())?;
     }
     if is_stream && into.is_none() {
         return Err(Errno::EINVAL);
@@ -101,8 +100,17 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     Ok(done)
 }
 
+/// EXDEV for files of two file systems.
+pub fn check_same_place(one: &File, other: &File) -> Result<()> {
+    // A pidfd is a file of a file system of its own.
+    let is_pidfd = |file: &File| crate::process::pidfd::process_of(file).is_ok();
+    let device = |file: &File| file.inode().metadata().map(|metadata| metadata.device);
+    let is_same = is_pidfd(one) == is_pidfd(other) && device(one)? == device(other)?;
+    if is_same { Ok(()) } else { Err(Errno::EXDEV) }
+}
+
 /// Whether one may be copied to the other, whatever part of it.
-fn check_copying(input: &Arc<File>, output: &Arc<File>) -> Result<()> {
+pub fn check_copying(input: &Arc<File>, output: &Arc<File>) -> Result<()> {
     let inodes = [input.inode(), output.inode()];
     // A pidfd is a file of a file system of its own.
     let is_pidfd = |file: &File| crate::process::pidfd::process_of(file).is_ok();
@@ -119,12 +127,7 @@ fn check_copying(input: &Arc<File>, output: &Arc<File>) -> Result<()> {
     if output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EBADF);
     }
-    if is_pidfd(input) != is_pidfd(output) {
-        return Err(Errno::EXDEV);
-    }
-    if input.inode().metadata()?.device != output.inode().metadata()?.device {
-        return Err(Errno::EXDEV);
-    }
+    check_same_place(input, output)?;
     if output.inode().state().is_immutable() {
         return Err(Errno::EPERM);
     }

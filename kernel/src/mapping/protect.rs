@@ -126,28 +126,37 @@ impl MmInner {
     /// As on Linux, what lies before a hole or a refusal is changed.
     fn protect(&mut self, process: &Process, start: u64, end: u64, wanted: Wanted) -> Result<()> {
         let mut good_end = start;
-        let (mut first_start, mut last_end) = (None, start);
+        // Where they begin and end, and whether they change.
+        let (mut first, mut last) = (None, (start, false));
         let (below, result) = self.walk_mapped(start, end, |at, vma| {
             let prot = wanted.of(vma);
             may_become(process, vma, prot)?;
             // As on Linux only what changes is cut.
             let is_cut = |edge| at < edge && edge < vma.end && vma.is_cut_by(edge);
-            if prot != vma.prot && (is_cut(start) || is_cut(end)) {
+            let changes = prot != vma.prot;
+            if changes && (is_cut(start) || is_cut(end)) {
                 return Err(Errno::EINVAL);
             }
-            first_start.get_or_insert(at);
-            (good_end, last_end) = (vma.end.min(end), vma.end);
+            first.get_or_insert((at, vma.end, changes));
+            (good_end, last) = (vma.end.min(end), (vma.end, changes));
             Ok(())
         });
+        let Some((first_start, first_end, first_changes)) = first else { return result };
         // Nothing is looked up again that is known: among many areas that is most of the work.
-        if first_start.is_some_and(|first| first < start) {
+        if first_changes && first_start < start {
             self.split(start);
         }
-        if last_end > good_end {
+        if let (last_end, true) = last
+            && last_end > good_end
+        {
             self.split(good_end);
         }
-        let below = first_start.filter(|&first| first < start).or(below);
-        let mut next = first_start.map(|_| (below.unwrap_or(start), start));
+        let below = if first_start < start { Some(first_start) } else { below };
+        // What has these rights already stays whole, and is passed over.
+        let mut next = match first_changes {
+            true => Some((below.unwrap_or(start), start)),
+            false => Some((first_start, first_end)).filter(|&(_, end)| end < good_end),
+        };
         while let Some((below, at)) = next {
             let done = self.protect_area(below, at, wanted);
             next = done.filter(|&(_, end)| end < good_end);
@@ -212,13 +221,14 @@ impl MmInner {
     /// joined its neighbours. `below`: where the area before it begins, or `at`.
     fn protect_area(&mut self, below: u64, at: u64, wanted: Wanted) -> Option<(u64, u64)> {
         let changed = self.vmas.edit_and_join(below, at, |vma| {
-            vma.prot = wanted.of(vma);
-            (vma.end, vma.page_prot(), vma.is_private_anonymous())
+            let prot = wanted.of(vma);
+            let changes = core::mem::replace(&mut vma.prot, prot) != prot;
+            (vma.end, vma.page_prot(), vma.is_private_anonymous(), changes)
         });
-        // No area begins where a huge page would be cut for what it has already.
-        let Some(((end, wanted, anonymous_private), joined)) = changed else {
-            return self.find(at).map(|(start, vma)| (start, vma.end));
-        };
+        let ((end, wanted, anonymous_private, changes), joined) = changed?;
+        if !changes {
+            return Some(joined);
+        }
         self.table.protect(at, end, |page| {
             // Pages that are ours alone get the right to write at once; others by a fault.
             let is_own = anonymous_private && page.refs == 1 && !page.prot.is_none();

@@ -37,7 +37,7 @@ use crate::base::user::UserPtr;
 use crate::io::io_signals;
 use crate::process::{Process, Thread, current};
 use crate::security::landlock::Confinement;
-use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
+use crate::vfs::{File, FileOps, Inode, anon::AnonInode};
 
 use address::{Address, RawAddress};
 use channel::{Info, ReceiveMode, Received, SendMode};
@@ -197,6 +197,23 @@ impl Common {
     /// SO_SNDBUF, if the program chose it.
     pub fn send_chosen(&self) -> Option<usize> {
         (self.chosen_buffers.load(Ordering::Relaxed) & 1 != 0).then(|| self.send_limit())
+    }
+
+    /// What Linux calls the protocol (socket(7), /proc/net/protocols).
+    fn protocol_name(&self) -> &'static [u8] {
+        match (self.domain, self.kind) {
+            (raw::AF_UNIX, SocketKind::Stream) => b"UNIX-STREAM",
+            (raw::AF_UNIX, _) => b"UNIX",
+            (raw::AF_NETLINK, _) => b"NETLINK",
+            (raw::AF_INET6, SocketKind::Stream) => b"TCPv6",
+            (raw::AF_INET6, SocketKind::Raw) => b"RAWv6",
+            (raw::AF_INET6, _) if self.protocol == raw::IPPROTO_UDPLITE as u32 => b"UDPLITEv6",
+            (raw::AF_INET6, _) => b"UDPv6",
+            (_, SocketKind::Stream) => b"TCP",
+            (_, SocketKind::Raw) => b"RAW",
+            (_, _) if self.protocol == raw::IPPROTO_UDPLITE as u32 => b"UDP-Lite",
+            _ => b"UDP",
+        }
     }
 
     /// SO_RCVBUF, if the program chose it.
@@ -575,7 +592,7 @@ const PERMISSIONS: u32 = 0o777;
 /// A file around a socket, which belongs to a user and a group.
 #[must_use]
 pub fn file_for(socket: Arc<dyn Socket>, owner: (u32, u32), nonblocking: bool) -> Arc<File> {
-    let inode = AnonInode::owned(FileType::Socket, PERMISSIONS, "socket", owner);
+    let inode = AnonInode::of_socket(PERMISSIONS, socket.common().protocol_name(), owner);
     socket.common().inode.call_once(|| Arc::downgrade(&inode));
     let flags = abi::general::O_RDWR | if nonblocking { abi::general::O_NONBLOCK } else { 0 };
     File::new(Arc::new(SocketFile { socket, inode, _counted: Counted::new() }), flags, None)

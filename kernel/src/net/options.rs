@@ -123,7 +123,7 @@ pub fn set(
     }
     let mut value = [0; VALUE_MAX];
     let value = &mut value[..len.min(VALUE_MAX)];
-    if len > 0 && reads(level, name, len) {
+    if len > 0 && reads(level, name, len) && !is_nothing(socket.common(), level, name, address) {
         UserPtr::<u8>::new(address).read_bytes(value)?;
     }
     if level != raw::SOL_SOCKET {
@@ -143,6 +143,23 @@ pub fn set(
         return Err(Errno::EOPNOTSUPP);
     }
     set_common(who, socket, name, number, value)
+}
+
+/// Whether it is a number of IPv6 that is nowhere: it counts as 0, as on Linux.
+fn is_nothing(common: &Common, level: u32, name: u32, address: u64) -> bool {
+    const CHECKSUM: u32 = 7;
+    const HEADER_INCLUDED: u32 = 36;
+    let is_structure = matches!(name, raw::IPV6_2292PKTOPTIONS | raw::IPV6_PKTINFO)
+        // TCP has no groups, and does not look for the name of one.
+        || matches!(name, raw::IPV6_ADD_MEMBERSHIP | raw::IPV6_DROP_MEMBERSHIP)
+            && common.kind != SocketKind::Stream
+        || matches!(name, raw::IPV6_JOIN_ANYCAST | raw::IPV6_LEAVE_ANYCAST)
+        || matches!(name, raw::IPV6_FLOWLABEL_MGR | CHECKSUM | HEADER_INCLUDED)
+        || matches!(name, raw::IPV6_IPSEC_POLICY | raw::IPV6_XFRM_POLICY)
+        || matches!(name, raw::IPV6_HOPOPTS | raw::IPV6_RTHDRDSTOPTS)
+        || matches!(name, raw::IPV6_RTHDR | raw::IPV6_DSTOPTS)
+        || (raw::MCAST_JOIN_GROUP..=raw::MCAST_MSFILTER).contains(&name);
+    address == 0 && level == raw::IPPROTO_IPV6 as u32 && !is_structure
 }
 
 /// Options of some families only.
@@ -288,6 +305,8 @@ fn set_number(who: &Thread, common: &Common, name: u32, number: i32, value: &[u8
         }
         raw::SO_MARK if !may_administrate(who) => Err(Errno::EPERM),
         raw::SO_BUSY_POLL if number < 0 => Err(Errno::EINVAL),
+        raw::SO_PREFER_BUSY_POLL if number != 0 && !may_administrate(who) => Err(Errno::EPERM),
+        raw::SO_BUSY_POLL_BUDGET => set_poll_budget(who, common, number),
         raw::SO_TXREHASH if !(-1..=1).contains(&number) => Err(Errno::EINVAL),
         raw::SO_BUF_LOCK if !(0..=3).contains(&number) => Err(Errno::EINVAL),
         raw::SO_BUF_LOCK => {
@@ -317,6 +336,21 @@ fn set_number(who: &Thread, common: &Common, name: u32, number: i32, value: &[u8
             Ok(())
         }
     }
+}
+
+/// How much is received in one turn of polling, which nobody tells and nothing does here: more than
+/// before is for CAP_NET_ADMIN.
+fn set_poll_budget(who: &Thread, common: &Common, number: i32) -> Result<()> {
+    let name = raw::SO_BUSY_POLL_BUDGET;
+    let before = common.numbers.lock().get(&name).copied().unwrap_or(0);
+    if i64::from(number) > before && !may_administrate(who) {
+        return Err(Errno::EPERM);
+    }
+    if !(0..=i32::from(u16::MAX)).contains(&number) {
+        return Err(Errno::EINVAL);
+    }
+    common.keep(name, number.into());
+    Ok(())
 }
 
 impl Common {

@@ -90,6 +90,8 @@ fn charge(thread: &Thread, process: &Process) {
     if thread.tid() == process.pid {
         let left = thread.base.sched.lock().left();
         *process.past_scheduling.lock() = left;
+        let name = *thread.name.lock();
+        *process.past_name.lock() = name;
     }
 }
 

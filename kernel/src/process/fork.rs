@@ -439,6 +439,7 @@ impl Process {
             past_transfers: Transfers::default(),
             past_counts: SpinLock::default(),
             past_scheduling: SpinLock::default(),
+            past_name: SpinLock::default(),
             children_counts: SpinLock::default(),
         }
     }

@@ -106,6 +106,8 @@ pub struct Thread {
     exceeds_processes: AtomicBool,
     /// What it has chosen for itself.
     pub settings: ThreadSettings,
+    /// When it was made, nanoseconds since boot.
+    pub start_ns: u64,
     /// Its shadow stack, if it has one.
     pub shadow_stack: ShadowStack,
     /// What it has read and written.
@@ -228,6 +230,7 @@ impl Thread {
             confinement: Confinement::default(),
             exceeds_processes: AtomicBool::new(false),
             settings: ThreadSettings::default(),
+            start_ns: base::time::now_ns(),
             shadow_stack: ShadowStack::default(),
             transfers: Transfers::default(),
             restart: SpinLock::new(None),
@@ -336,6 +339,8 @@ pub struct Process {
     pub past_counts: SpinLock<usage::Counts>,
     /// How its first thread was scheduled, once that has ended.
     pub past_scheduling: SpinLock<sched::Left>,
+    /// What its first thread was called, once that has ended.
+    pub past_name: SpinLock<[u8; 16]>,
     /// Faults and switches of children waited for.
     pub children_counts: SpinLock<usage::Counts>,
     /// For the accounts.

@@ -95,18 +95,26 @@ pub fn thread_of(file: &File) -> Result<Option<Arc<Thread>>> {
     file.ops_as::<PidFile>().and_then(PidFile::living_thread).transpose()
 }
 
-/// Whom a signal through the descriptor reaches: EBADF, ESRCH if the process is gone.
-pub fn target(file: &File) -> Result<Arc<Process>> {
-    let process = process_of(file).or_else(|_| process_of_folder(file))?;
+/// Whom a signal through the descriptor reaches, and the id by which it is named, which may be a
+/// thread's: EBADF, ESRCH if the process is gone, or the thread of a folder.
+pub fn target(file: &File) -> Result<(Arc<Process>, Pid)> {
+    let (process, id) = match process_of(file) {
+        Ok(process) => (process, id_of(file)?),
+        Err(_) => of_folder(file)?,
+    };
     let is_gone = process.is_zombie.load(Ordering::Acquire) && find_process(process.pid).is_none();
-    if is_gone { Err(Errno::ESRCH) } else { Ok(process) }
+    if is_gone { Err(Errno::ESRCH) } else { Ok((process, id)) }
 }
 
-/// The process of an open /proc/PID, which pidfd_send_signal(2) takes as well; EBADF for others.
-fn process_of_folder(file: &File) -> Result<Arc<Process>> {
+/// The process of an open /proc/PID, which pidfd_send_signal(2) takes as well, and the id in the
+/// folder's name; EBADF for others, ESRCH where the thread with that id has ended.
+fn of_folder(file: &File) -> Result<(Arc<Process>, Pid)> {
     let inode = file.inode();
     let folder = inode.downcast_ref::<PseudoInode>();
-    folder.and_then(PseudoInode::process).cloned().ok_or(Errno::EBADF)
+    let (process, id) = folder.and_then(PseudoInode::stands_for).ok_or(Errno::EBADF)?;
+    let is_of_it = |thread: Arc<Thread>| Arc::ptr_eq(&thread.process, &process);
+    let is_there = id == process.pid || find_thread(id).is_some_and(is_of_it);
+    if is_there { Ok((process, id)) } else { Err(Errno::ESRCH) }
 }
 
 /// Gives the current process a descriptor for `process`. `flags`: O_NONBLOCK or 0.

@@ -21,6 +21,8 @@ pub struct Settings {
     pub holds_vfork_parent: AtomicBool,
     /// PR_SET_THP_DISABLE.
     pub no_huge_pages: AtomicBool,
+    /// PR_SET_MEMORY_MERGE: equal pages of it may become one, which none ever do.
+    pub merges_memory: AtomicBool,
     /// PR_SET_MDWE: what it never maps to be executed, as bits of prctl(2).
     pub deny_write_exec: AtomicU32,
     /// How much rather (or not) it is chosen when memory runs out: -1000 to 1000 (proc(5)).
@@ -86,6 +88,7 @@ impl Settings {
         let settings = Settings {
             not_dumpable: self.not_dumpable.load(Ordering::Relaxed).into(),
             no_huge_pages: self.no_huge_pages.load(Ordering::Relaxed).into(),
+            merges_memory: self.merges_memory.load(Ordering::Relaxed).into(),
             oom_score_adj: self.oom_score_adj.load(Ordering::Relaxed).into(),
             deny_write_exec: self.deny_write_exec.load(Ordering::Relaxed).into(),
             core_filter: self.core_filter.load(Ordering::Relaxed).into(),

@@ -14,7 +14,7 @@ use crate::security::Capability;
 
 /// The call, its arguments, stack pointer and instruction pointer (proc_pid_syscall(5)).
 pub(super) fn syscall(subject: &Subject, out: &mut Text) -> Result<()> {
-    let Some(thread) = subject.main_thread() else {
+    let Some(thread) = subject.thread() else {
         // It has ended, and is in no call.
         out.bytes(b"-1 0x0 0x0\n");
         return Ok(());

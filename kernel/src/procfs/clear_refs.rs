@@ -19,7 +19,7 @@ pub(super) fn store(subject: &Subject, data: &[u8]) -> Result<()> {
     if !(1..=5).contains(&what) {
         return Err(Errno::EINVAL);
     }
-    let Ok(mm) = subject.process.mm() else { return Ok(()) };
+    let Some(mm) = subject.mm() else { return Ok(()) };
     match what {
         1 => forget_use(&mm, |_| true),
         2 => forget_use(&mm, |vma| file_of(vma).is_none()),

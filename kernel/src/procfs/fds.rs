@@ -42,6 +42,7 @@ pub(super) fn root(subject: &Subject) -> Followed {
 }
 
 pub(super) fn exe(subject: &Subject) -> Followed {
+    let _thread = subject.thread().ok_or(Errno::ENOENT)?;
     let program = subject.process.program.lock().clone();
     let file = program.file.as_ref().ok_or(Errno::ENOENT)?;
     to(file.location.clone().ok_or(Errno::ENOENT)?)

@@ -27,7 +27,7 @@ pub(super) fn session(subject: &Subject, out: &mut Text) -> Result<()> {
 /// Anybody may say once who he is; to change that takes CAP_AUDIT_CONTROL. The thread itself alone
 /// does it. Each user that is set begins a session.
 pub(super) fn set_uid(subject: &Subject, data: &[u8]) -> Result<()> {
-    let thread = subject.main_thread();
+    let thread = subject.thread();
     if !thread.is_some_and(|thread| thread.is_current()) {
         return Err(Errno::EPERM);
     }

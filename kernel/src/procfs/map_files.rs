@@ -53,7 +53,7 @@ impl Listing for MapFiles {
 
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
         self.0.inspect(|| {
-            let Ok(mm) = self.0.process.mm() else { return Ok(Vec::new()) };
+            let Some(mm) = self.0.mm() else { return Ok(Vec::new()) };
             let mut entries = Vec::new();
             mm.with(|inner| {
                 let areas = inner.vmas.range(from..).filter(|(_, vma)| file_of(vma).is_some());
@@ -79,7 +79,7 @@ impl MapFile {
     fn find(&self) -> Result<(Arc<File>, Prot)> {
         let (start, end) = self.range;
         self.subject.inspect(|| {
-            self.subject.process.mm().map_err(|_| Errno::ENOENT)?.with(|inner| {
+            self.subject.mm().ok_or(Errno::ENOENT)?.with(|inner| {
                 let vma = inner.vmas.get(&start).filter(|vma| vma.end == end);
                 let found = vma.and_then(|vma| Some((file_of(vma)?.clone(), vma.prot)));
                 found.ok_or(Errno::ENOENT)

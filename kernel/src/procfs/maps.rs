@@ -348,7 +348,7 @@ fn numa_map(subject: &Subject, area: &Area, out: &mut Text) {
 /// The process's policy (set_mempolicy(2)), as it is written: what is set for an area alone is not
 /// kept. The mode may have flags; with nodes it has the one there is.
 fn put_policy(subject: &Subject, out: &mut Text) {
-    let thread = subject.main_thread();
+    let thread = subject.thread();
     let policy = thread.map_or(0, |thread| thread.settings.memory_policy.load(Ordering::Relaxed));
     out.bytes(match policy & 0x1fff {
         0 => b"default",

@@ -38,17 +38,42 @@ use crate::vfs::{DirEntry, FdTable, FileType, Inode as _};
 #[derive(Clone)]
 pub(super) struct Subject {
     pub(super) process: Arc<Process>,
-    /// The thread of /proc/PID/task/TID; None for /proc/PID.
-    pub(super) thread: Option<Arc<Thread>>,
+    /// The thread, by its id, where it is not the first of the process.
+    named: Option<(Pid, Weak<Thread>)>,
+    pub(super) scope: Scope,
+}
+
+/// What of a thread's process its directory shows besides the thread: its name, state, registers,
+/// descriptors and whatever else threads have of their own are the thread's in both.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// The sums of all threads, and what they have in common: /proc/PID, which is there by the id
+    /// of any thread, too.
+    Process,
+    /// The thread's own part: /proc/PID/task/TID.
+    Thread,
 }
 
 impl Subject {
-    /// Fails with ESRCH once the process has been waited for.
+    /// A thread of its process. The first one is whoever has the process's id (execve(2)).
+    fn of_thread(thread: &Arc<Thread>, scope: Scope) -> Subject {
+        let (process, tid) = (thread.process.clone(), thread.tid());
+        let named = (tid != process.pid).then(|| (tid, Arc::downgrade(thread)));
+        Subject { process, named, scope }
+    }
+
+    /// The first thread of a process, which may have ended.
+    fn of_process(process: Arc<Process>, scope: Scope) -> Subject {
+        Subject { process, named: None, scope }
+    }
+
+    /// Fails with ESRCH once the process has been waited for, or its thread has ended that was not
+    /// the first.
     pub(super) fn check_alive(&self) -> Result<()> {
-        match find_process(self.process.pid) {
-            Some(known) if Arc::ptr_eq(&known, &self.process) => Ok(()),
-            _ => Err(gone()),
-        }
+        let known = find_process(self.process.pid);
+        let is_known = known.is_some_and(|known| Arc::ptr_eq(&known, &self.process));
+        let is_there = is_known && (self.named.is_none() || self.thread().is_some());
+        if is_there { Ok(()) } else { Err(gone()) }
     }
 
     /// The same for its directories, which then do not exist: ENOENT.
@@ -56,28 +81,37 @@ impl Subject {
         self.check_alive().map_err(|_| Errno::ENOENT)
     }
 
-    /// The thread that stands for it: the one asked for, or the first.
-    pub(super) fn main_thread(&self) -> Option<Arc<Thread>> {
-        match &self.thread {
-            Some(thread) => Some(thread.clone()),
-            None => self.process.threads.lock().first().cloned(),
-        }
+    /// The thread's id.
+    pub(super) fn id(&self) -> Pid {
+        self.named.as_ref().map_or(self.process.pid, |(tid, _)| *tid)
+    }
+
+    /// The thread. None once it has ended: the first one leaves a zombie behind, also where others
+    /// go on.
+    pub(super) fn thread(&self) -> Option<Arc<Thread>> {
+        let thread = living_thread(&self.process, self.id())?;
+        let is_same = |(_, named): &(Pid, Weak<Thread>)| named.as_ptr() == Arc::as_ptr(&thread);
+        self.named.as_ref().is_none_or(is_same).then_some(thread)
+    }
+
+    /// The address space, of which nothing is left to a thread that has ended.
+    pub(super) fn mm(&self) -> Option<Arc<Mm>> {
+        self.thread().and_then(|thread| thread.process.mm().ok())
     }
 
     /// Its descriptors.
     pub(super) fn files(&self) -> Arc<FdTable> {
-        let thread = self.main_thread();
-        thread.map_or_else(|| Arc::new(FdTable::new()), |thread| thread.files())
+        self.thread().map_or_else(|| Arc::new(FdTable::new()), |thread| thread.files())
     }
 
     /// Its directories; None once it has ended.
     pub(super) fn fs(&self) -> Option<Arc<FsContext>> {
-        self.main_thread()?.try_fs()
+        self.thread()?.try_fs()
     }
 
     /// Its credentials.
     pub(super) fn credentials(&self) -> Arc<Credentials> {
-        match self.main_thread() {
+        match self.thread() {
             Some(thread) => thread.credentials(),
             None => self.process.credentials(),
         }
@@ -95,7 +129,7 @@ impl Subject {
 
     /// The address space it has now, weakly: what is bound to it does not keep it.
     pub(super) fn space(&self) -> Weak<Mm> {
-        self.process.mm().map_or_else(|_| Weak::new(), |mm| Arc::downgrade(&mm))
+        self.mm().map_or_else(Weak::new, |mm| Arc::downgrade(&mm))
     }
 }
 
@@ -268,7 +302,7 @@ fn attribute(subject: &Subject, name: &[u8]) -> Result<()> {
 }
 
 fn set_attribute(subject: &Subject, name: &[u8], data: &[u8]) -> Result<()> {
-    if !subject.process.is_current() {
+    if !subject.thread().is_some_and(|thread| thread.is_current()) {
         return Err(Errno::EACCES);
     }
     hooks::setprocattr((0, name, data)).map(|_| ())
@@ -276,22 +310,19 @@ fn set_attribute(subject: &Subject, name: &[u8], data: &[u8]) -> Result<()> {
 
 /// The directory of a process; also of a thread, which is not listed but found.
 pub(super) fn process_directory(top: &PseudoInode, pid: Pid) -> Result<Arc<PseudoInode>> {
-    let process = match find_process(pid) {
-        Some(process) => process,
-        None => find_thread(pid).ok_or(Errno::ENOENT)?.process.clone(),
+    let subject = match find_process(pid) {
+        Some(process) => Subject::of_process(process, Scope::Process),
+        None => {
+            let thread = find_thread(pid).ok_or(Errno::ENOENT)?;
+            Subject::of_thread(&thread, Scope::Process)
+        }
     };
-    let subject = Subject { process, thread: None };
     let name = pid.to_string();
-    Ok(subject_directory(top, name.as_bytes(), subject, false))
+    Ok(subject_directory(top, name.as_bytes(), subject))
 }
 
-fn subject_directory(
-    parent: &PseudoInode,
-    name: &[u8],
-    subject: Subject,
-    is_thread: bool,
-) -> Arc<PseudoInode> {
-    let entries = Entries { subject: subject.clone(), rows: ENTRIES, is_thread };
+fn subject_directory(parent: &PseudoInode, name: &[u8], subject: Subject) -> Arc<PseudoInode> {
+    let entries = Entries { subject: subject.clone(), rows: ENTRIES };
     let directory = object(parent, name, 0o555, &subject, Body::Directory(Box::new(entries)));
     // Nobody changes anything of it, whatever the rights (ioctl_iflags(2)).
     directory.state().set_flags(raw::FS_IMMUTABLE_FL);
@@ -299,8 +330,7 @@ fn subject_directory(
 }
 
 fn attributes(subject: Subject) -> Box<dyn Listing> {
-    let is_thread = subject.thread.is_some();
-    Box::new(Entries { subject, rows: ATTRIBUTES, is_thread })
+    Box::new(Entries { subject, rows: ATTRIBUTES })
 }
 
 /// Who owns an entry: the process's user, unless others of that user may not look into it either.
@@ -329,8 +359,6 @@ pub(super) fn object(
 struct Entries {
     subject: Subject,
     rows: &'static [Row],
-    /// They are a thread's, of which nothing is left where the process is a zombie.
-    is_thread: bool,
 }
 
 impl Entries {
@@ -339,10 +367,19 @@ impl Entries {
     fn shows(&self, name: &str) -> bool {
         match name {
             "autogroup" | "coredump_filter" | "map_files" | "mountstats" | "task"
-            | "timens_offsets" | "timers" | "timerslack_ns" => !self.is_thread,
-            "children" => self.is_thread,
+            | "timens_offsets" | "timers" | "timerslack_ns" => self.is_of(Scope::Process),
+            "children" => self.is_of(Scope::Thread),
             _ => true,
         }
+    }
+
+    fn is_of(&self, scope: Scope) -> bool {
+        self.subject.scope == scope
+    }
+
+    /// It is /proc/PID.
+    fn is_process(&self) -> bool {
+        self.is_of(Scope::Process) && core::ptr::eq(self.rows, ENTRIES)
     }
 }
 
@@ -400,13 +437,16 @@ impl Listing for Entries {
         2 + self.rows.iter().filter(is_directory).count() as u32
     }
 
-    fn process(&self) -> Option<&Arc<Process>> {
-        let is_process = !self.is_thread && core::ptr::eq(self.rows, ENTRIES);
-        is_process.then_some(&self.subject.process)
+    fn stands_for(&self) -> Option<(Arc<Process>, Pid)> {
+        self.is_process().then(|| (self.subject.process.clone(), self.subject.id()))
     }
 
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
-        self.subject.check_exists()?;
+        // Who may look into the directory of a process is asked of the process.
+        match self.is_process() {
+            true => self.subject.check_alive()?,
+            false => self.subject.check_exists()?,
+        }
         let entry = self.rows.iter().find(|(known, ..)| known.as_bytes() == name);
         let (known, mode, kind) = entry.ok_or(Errno::ENOENT)?;
         if !self.shows(known) {
@@ -534,32 +574,52 @@ fn tasks(subject: Subject) -> Box<dyn Listing> {
     Box::new(Tasks(subject))
 }
 
+/// The thread of `process` with this id; None once it has left, if it still is somewhere or not.
+fn living_thread(process: &Process, tid: Pid) -> Option<Arc<Thread>> {
+    find_thread(tid).filter(|thread| process.threads.lock().has(thread))
+}
+
+/// Threads of a process. The first one counts until the process has been waited for.
+pub(super) fn thread_count(process: &Process) -> usize {
+    let threads = process.threads.lock();
+    threads.len() + usize::from(!has_first(process, &threads))
+}
+
+fn has_first(process: &Process, threads: &[Arc<Thread>]) -> bool {
+    threads.first().is_some_and(|first| first.tid() == process.pid)
+}
+
 impl Listing for Tasks {
+    fn links(&self) -> u32 {
+        2 + thread_count(&self.0.process) as u32
+    }
+
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
         let tid = parse_id(name).ok_or(Errno::ENOENT)?;
-        let thread = find_thread(tid).filter(|thread| self.0.process.threads.lock().has(thread));
-        if thread.is_none() {
+        self.0.check_exists()?;
+        let process = &self.0.process;
+        let subject = match living_thread(process, tid) {
+            Some(thread) => Subject::of_thread(&thread, Scope::Thread),
             // The first thread of a zombie is there as long as that is.
-            let is_zombie = self.0.process.is_zombie.load(Ordering::Acquire);
-            if tid != self.0.process.pid || !is_zombie {
-                return Err(Errno::ENOENT);
-            }
-            self.0.check_exists()?;
-        }
-        let subject = Subject { process: self.0.process.clone(), thread };
-        Ok(subject_directory(directory, name, subject, true))
+            None if tid == process.pid => Subject::of_process(process.clone(), Scope::Thread),
+            None => return Err(Errno::ENOENT),
+        };
+        Ok(subject_directory(directory, name, subject))
     }
 
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
         self.0.check_exists()?;
-        let mut ids = {
+        let first = self.0.process.pid;
+        let ids = {
             let threads = self.0.process.threads.lock();
-            match threads.is_empty() {
-                true => Vec::from([self.0.process.pid]),
-                false => threads.ids_from(from, max),
+            let mut ids = threads.ids_from(from, max);
+            if !has_first(&self.0.process, &threads) && u64::from(first) >= from {
+                let place = ids.partition_point(|&tid| tid < first);
+                ids.insert(place, first);
+                ids.truncate(max);
             }
+            ids
         };
-        ids.retain(|&tid| u64::from(tid) >= from);
         Ok(ids.iter().map(|tid| number_entry(directory, *tid)).collect())
     }
 }
@@ -657,12 +717,12 @@ fn patch_state(_: &Subject, out: &mut Text) -> Result<()> {
 
 /// Equal pages are never merged.
 fn merging_pages(subject: &Subject, out: &mut Text) -> Result<()> {
-    out.bytes(if subject.process.mm().is_ok() { b"0\n" } else { b"" });
+    out.bytes(if subject.mm().is_some() { b"0\n" } else { b"" });
     Ok(())
 }
 
 fn merging(subject: &Subject, out: &mut Text) -> Result<()> {
-    if subject.process.mm().is_ok() {
+    if subject.mm().is_some() {
         let names = ["rmap_items", "zero_pages", "merging_pages", "process_profit"];
         names.iter().for_each(|name| writeln!(out, "ksm_{name} 0"));
     }
@@ -671,7 +731,7 @@ fn merging(subject: &Subject, out: &mut Text) -> Result<()> {
 
 /// The one name space of clocks, which begin where those of the machine do (time_namespaces(7)).
 fn clock_offsets(subject: &Subject, out: &mut Text) -> Result<()> {
-    if subject.main_thread().is_some() {
+    if subject.thread().is_some() {
         ["monotonic", "boottime"]
             .iter()
             .for_each(|name| writeln!(out, "{name:<10} {0:10} {0:9}", 0));
@@ -701,7 +761,7 @@ fn set_comm(subject: &Subject, data: &[u8]) -> Result<()> {
     let mut name = [0; COMM_BYTES + 1];
     let len = data.len().min(COMM_BYTES);
     name[..len].copy_from_slice(&data[..len]);
-    *subject.main_thread().ok_or_else(gone)?.name.lock() = name;
+    *subject.thread().ok_or_else(gone)?.name.lock() = name;
     Ok(())
 }
 
@@ -710,7 +770,7 @@ fn adjustment(subject: &Subject) -> i32 {
 }
 
 fn timer_slack(subject: &Subject, out: &mut Text) -> Result<()> {
-    let thread = subject.main_thread().ok_or_else(gone)?;
+    let thread = subject.thread().ok_or_else(gone)?;
     check_slack(&thread)?;
     writeln!(out, "{}", thread.settings.timer_slack());
     Ok(())
@@ -718,13 +778,13 @@ fn timer_slack(subject: &Subject, out: &mut Text) -> Result<()> {
 
 fn set_timer_slack(subject: &Subject, data: &[u8]) -> Result<()> {
     let slack = parse_number(data)?;
-    let thread = subject.main_thread().ok_or_else(gone)?;
+    let thread = subject.thread().ok_or_else(gone)?;
     check_slack(&thread)?;
     thread.settings.set_timer_slack(slack);
     Ok(())
 }
 
-/// The slack of the process's first thread. Another's is for CAP_SYS_NICE to know: EPERM.
+/// The slack of a thread. Another's is for CAP_SYS_NICE to know: EPERM.
 fn check_slack(thread: &Thread) -> Result<()> {
     let is_own = core::ptr::eq(thread, &raw const *current());
     if is_own || current().subject().capable(Capability::SysNice) {
@@ -735,7 +795,9 @@ fn check_slack(thread: &Thread) -> Result<()> {
 }
 
 fn core_filter(subject: &Subject, out: &mut Text) -> Result<()> {
-    writeln!(out, "{:08x}", subject.process.settings.core_filter());
+    if subject.mm().is_some() {
+        writeln!(out, "{:08x}", subject.process.settings.core_filter());
+    }
     Ok(())
 }
 
@@ -749,6 +811,7 @@ fn set_core_filter(subject: &Subject, data: &[u8]) -> Result<()> {
         }
         None => parse_number(data)?,
     };
+    let _memory = subject.mm().ok_or_else(gone)?;
     subject.process.settings.set_core_filter(value);
     Ok(())
 }

@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering;
 use abi::{Result, general as raw};
 use entry::shadow_stack::feature;
 
-use super::process_dir::Subject;
+use super::process_dir::{Scope, Subject, thread_count};
 use super::system::{KB_PER_PAGE, NS_PER_TICK};
 use machine::memory::{PageKind, Prot};
 
@@ -50,8 +50,8 @@ struct Sizes {
     stack_top: u64,
 }
 
-fn sizes(process: &Process) -> Sizes {
-    let Ok(mm) = process.mm() else { return Sizes::default() };
+fn sizes(subject: &Subject) -> Sizes {
+    let Some(mm) = subject.mm() else { return Sizes::default() };
     let mut sizes = Sizes::default();
     mm.with(|inner| {
         let sums = inner.vmas.sums();
@@ -103,16 +103,6 @@ fn state(subject: &Subject, thread: Option<&Thread>) -> (char, &'static str) {
     }
 }
 
-/// What a process was called that has no thread any more: by its program's file.
-fn program_name(process: &Process) -> [u8; 16] {
-    let program = process.program.lock().clone();
-    let file = program.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-    let mut name = [0; 16];
-    let len = file.len().min(15);
-    name[..len].copy_from_slice(&file[..len]);
-    name
-}
-
 /// The controlling terminal's device number and its foreground group; 0 and -1 without one.
 fn terminal(process: &Process) -> (u64, i64) {
     let session = process.session.load(Ordering::Relaxed);
@@ -125,21 +115,26 @@ fn terminal(process: &Process) -> (u64, i64) {
 fn name_of(subject: &Subject, thread: Option<&Thread>) -> Vec<u8> {
     let name = match thread {
         Some(thread) => *thread.name.lock(),
-        None => program_name(&subject.process),
+        None => *subject.process.past_name.lock(),
     };
     let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
     name[..len].to_vec()
 }
 
 pub(super) fn comm(subject: &Subject, out: &mut Text) -> Result<()> {
-    out.bytes(&name_of(subject, subject.main_thread().as_deref()));
+    out.bytes(&name_of(subject, subject.thread().as_deref()));
     out.bytes(b"\n");
     Ok(())
 }
 
+/// The thread whose part alone is shown; of one that has ended that is its process's.
+fn of_thread(subject: &Subject) -> Option<Arc<Thread>> {
+    subject.thread().filter(|_| subject.scope == Scope::Thread)
+}
+
 /// User and kernel time in ticks, of the thread or of the whole process.
 fn ticks(subject: &Subject) -> [u64; 2] {
-    let times = match &subject.thread {
+    let times = match of_thread(subject) {
         Some(thread) => <[u64; 2]>::from(thread.times_ns()),
         None => subject.process.times_ns(),
     };
@@ -148,18 +143,18 @@ fn ticks(subject: &Subject) -> [u64; 2] {
 
 pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     let process = &subject.process;
-    let thread = subject.main_thread();
+    let thread = subject.thread();
     let thread = thread.as_deref();
-    let sizes = sizes(process);
-    let id = thread.map_or(process.pid, Thread::tid);
-    let id = if subject.thread.is_some() { id } else { process.pid };
-    out.decimal(id.into(), 0);
+    let sizes = sizes(subject);
+    let is_first = subject.id() == process.pid;
+    out.decimal(subject.id().into(), 0);
     out.bytes(b" (");
     out.bytes(&name_of(subject, thread));
     let (group, session) = (process.group(), process.session.load(Ordering::Relaxed));
     let (terminal, foreground) = terminal(process);
     out.bytes(b") ");
-    out.bytes(&[state(subject, thread).0 as u8]);
+    let (state, _) = state(subject, thread);
+    out.bytes(&[state as u8]);
     out.decimals(&[process.parent_pid().into(), group.into(), session.into(), terminal]);
     signed(out, foreground);
     let faults = process.mm().map_or((0, 0), |mm| {
@@ -167,7 +162,17 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     });
     let [user, system] = ticks(subject);
     let [child_user, child_system] = process.children_times_ns().map(|ns| ns / NS_PER_TICK);
-    out.decimals(&[4_194_304, faults.0, 0, faults.1, 0, user, system, child_user, child_system]);
+    out.decimals(&[
+        flags(process, is_first),
+        faults.0,
+        0,
+        faults.1,
+        0,
+        user,
+        system,
+        child_user,
+        child_system,
+    ]);
     let of = |entity: &SchedEntity| (entity.nice, entity.policy, entity.priority, entity.last_cpu);
     let (nice, policy, priority, cpu) = match thread {
         Some(thread) => of(&thread.base.sched.lock()),
@@ -178,7 +183,9 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     let threads = thread_count(process);
     signed(out, shown.into());
     signed(out, nice.into());
-    out.decimals(&[threads as u64, 0, process.start_ns / NS_PER_TICK]);
+    // Whoever becomes the first one takes over when the process began (execve(2)).
+    let start_ns = thread.filter(|_| !is_first).map_or(process.start_ns, |own| own.start_ns);
+    out.decimals(&[threads as u64, 0, start_ns / NS_PER_TICK]);
     let limit = process.limit(Resource::ResidentSet);
     out.decimals(&[sizes.total * PAGE, sizes.resident(), limit]);
     // Where things are is for those who may look into the process.
@@ -186,27 +193,46 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     if may_inspect {
         out.decimals(&[sizes.code.0, sizes.code.1, sizes.stack_top, 0, 0]);
     } else {
-        let has_memory = u64::from(process.mm().is_ok());
+        let has_memory = u64::from(subject.mm().is_some());
         out.decimals(&[has_memory, has_memory, 0, 0, 0]);
     }
     let signals = Signals::of(subject, thread);
     // Only the first 31 signals have a place here; status has them all.
     let low = |set: u64| set & 0x7fff_ffff;
     let (pending, blocked) = (low(signals.thread_pending), low(signals.blocked));
-    out.decimals(&[pending, blocked, low(signals.ignored), low(signals.caught), 0, 0, 0]);
+    let tells_waiting = may_inspect && (subject.scope == Scope::Thread || threads < 2);
+    let waits = u64::from(tells_waiting && !matches!(state, 'R'));
+    out.decimals(&[pending, blocked, low(signals.ignored), low(signals.caught), waits, 0, 0]);
+    // The others' end tells nobody.
     let exit_signal = process.exit_signal.load(Ordering::Relaxed);
-    out.decimals(&[exit_signal.into(), cpu as u64, priority.max(0) as u64, policy.into(), 0, 0, 0]);
-    if !may_inspect {
-        out.bytes(b" 0 0 0 0 0 0 0 0\n");
-        return Ok(());
+    signed(out, if is_first { exit_signal.into() } else { -1 });
+    out.decimals(&[cpu as u64, priority.max(0) as u64, policy.into(), 0, 0, 0]);
+    match may_inspect {
+        true => put_places(subject, &sizes, out),
+        false => out.bytes(b" 0 0 0 0 0 0 0 0\n"),
     }
-    let program = process.program.lock().clone();
-    let (arguments, environment) = (program.arguments, program.environment);
+    Ok(())
+}
+
+/// Where data, arguments and environment of the program are, and how it has ended.
+fn put_places(subject: &Subject, sizes: &Sizes, out: &mut Text) {
+    let program = subject.mm().map(|_| subject.process.program.lock().clone());
+    let none = ((0, 0), (0, 0));
+    let (arguments, environment) =
+        program.map_or(none, |program| (program.arguments, program.environment));
     out.decimals(&[sizes.code.1, sizes.brk_start, sizes.brk_start]);
     out.decimals(&[arguments.0, arguments.1, environment.0, environment.1]);
-    signed(out, process.exit_status.load(Ordering::Relaxed).into());
+    signed(out, subject.process.exit_status.load(Ordering::Relaxed).into());
     out.bytes(b"\n");
-    Ok(())
+}
+
+/// Flags of Linux's kernel that a program could know (proc_pid_stat(5)): its addresses are random,
+/// and it was made and has not executed anything since.
+fn flags(process: &Process, is_first: bool) -> u64 {
+    const RANDOM_ADDRESSES: u64 = 0x40_0000;
+    const FORKED: u64 = 0x40;
+    let has_executed = is_first && process.settings.has_executed.load(Ordering::Relaxed);
+    RANDOM_ADDRESSES | if has_executed { 0 } else { FORKED }
 }
 
 /// A blank and a number that may be negative.
@@ -217,7 +243,7 @@ fn signed(out: &mut Text, value: i64) {
 
 /// The children that the thread made, in the order it made them.
 pub(super) fn children(subject: &Subject, out: &mut Text) -> Result<()> {
-    let creator = subject.main_thread().map_or(subject.process.pid, |thread| thread.tid());
+    let creator = subject.id();
     let mut children: Vec<(u64, u32)> = {
         let relations = subject.process.relations.lock();
         let own = relations
@@ -232,7 +258,7 @@ pub(super) fn children(subject: &Subject, out: &mut Text) -> Result<()> {
 }
 
 pub(super) fn statm(subject: &Subject, out: &mut Text) -> Result<()> {
-    let s = sizes(&subject.process);
+    let s = sizes(subject);
     let data = s.data + s.stack;
     let shared = s.file + s.shmem;
     writeln!(out, "{} {} {shared} {} 0 {data} 0", s.total, s.resident(), s.text);
@@ -265,14 +291,16 @@ impl Signals {
 
 pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     let process = &subject.process;
-    let thread = subject.main_thread();
+    let thread = subject.thread();
     let thread = thread.as_deref();
     out.bytes(b"Name:\t");
     out.bytes(&name_of(subject, thread));
-    let umask = subject.fs().map_or(0, |fs| fs.umask.load(Ordering::Relaxed));
+    if let Some(fs) = subject.fs() {
+        write!(out, "\nUmask:\t{:04o}", fs.umask.load(Ordering::Relaxed));
+    }
     let (letter, word) = state(subject, thread);
-    writeln!(out, "\nUmask:\t{umask:04o}\nState:\t{letter} ({word})");
-    let id = subject.thread.as_ref().map_or(process.pid, |thread| thread.tid());
+    writeln!(out, "\nState:\t{letter} ({word})");
+    let id = subject.id();
     out.named("Tgid:\t", process.pid.into());
     out.named("\nNgid:\t0\nPid:\t", id.into());
     let tracer = thread.map_or(0, |thread| thread.trace.tracer_tid());
@@ -288,12 +316,14 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     out.named("\nNSsid:\t", session.into());
     // The kernel's own threads are in no list of processes.
     out.bytes(b"\nKthread:\t0\n");
-    if process.mm().is_ok() {
-        put_memory(process, out);
+    if subject.mm().is_some() {
+        put_memory(subject, out);
+        let may_have_huge_pages = !process.settings.no_huge_pages.load(Ordering::Relaxed);
+        out.named("CoreDumping:\t0\nTHP_enabled:\t", may_have_huge_pages.into());
+        // No bit of an address is another's than the address's.
+        out.bytes(b"\nuntag_mask:\t0xffffffffffffffff\n");
     }
-    let may_have_huge_pages = !process.settings.no_huge_pages.load(Ordering::Relaxed);
-    out.named("CoreDumping:\t0\nTHP_enabled:\t", may_have_huge_pages.into());
-    out.named("\nThreads:\t", thread_count(process) as u64);
+    out.named("Threads:\t", thread_count(process) as u64);
     let signals = Signals::of(subject, thread);
     out.named("\nSigQ:\t0/", process.limit(Resource::PendingSignals));
     out.named_set("\nSigPnd:\t", signals.thread_pending);
@@ -341,18 +371,17 @@ fn put_ids(subject: &Subject, out: &mut Text) {
         rest.iter().for_each(|&id| out.named("\t", id.into()));
         out.bytes(b"\n");
     }
-    let slots = subject
-        .files()
-        .list()
-        .last()
-        .map_or(64, |&last| (last as usize + 1).next_power_of_two().max(64));
-    write!(out, "FDSize:\t{slots}\nGroups:\t");
+    let slots = |thread: Arc<Thread>| {
+        let last = thread.files().list().last().copied().unwrap_or(0);
+        (last as usize + 1).next_power_of_two().max(64)
+    };
+    write!(out, "FDSize:\t{}\nGroups:\t", subject.thread().map_or(0, slots));
     c.groups.iter().for_each(|group| write!(out, "{group} "));
-    out.bytes(b"\n");
+    out.bytes(if c.groups.is_empty() { b" \n" } else { b"\n" });
 }
 
-fn put_memory(process: &Process, out: &mut Text) {
-    let s = sizes(process);
+fn put_memory(subject: &Subject, out: &mut Text) {
+    let s = sizes(subject);
     let lines = [
         ("VmPeak", s.total),
         ("VmSize", s.total),
@@ -420,7 +449,7 @@ pub(super) fn cmdline(subject: &Subject, out: &mut Text) -> Result<()> {
     let program = subject.process.program.lock().clone();
     let before = out.0.len();
     // A process that has exited shows nothing.
-    let Ok(mm) = subject.process.mm() else { return Ok(()) };
+    let Some(mm) = subject.mm() else { return Ok(()) };
     put_remote(&mm, program.arguments, out);
     if out.0.last().is_none_or(|&last| last == 0) || out.0.len() == before {
         return Ok(());
@@ -462,7 +491,7 @@ struct AuxiliaryVector(Option<Arc<Program>>);
 
 pub(super) fn auxv(subject: Subject) -> Result<Box<dyn Content>> {
     let program = subject.process.program.lock().clone();
-    Ok(Box::new(AuxiliaryVector(subject.process.mm().is_ok().then_some(program))))
+    Ok(Box::new(AuxiliaryVector(subject.mm().map(|_| program))))
 }
 
 impl Content for AuxiliaryVector {
@@ -479,7 +508,7 @@ impl Content for AuxiliaryVector {
 
 /// There are no disks: nothing comes from one, and nothing goes there.
 pub(super) fn io(subject: &Subject, out: &mut Text) -> Result<()> {
-    let totals = match &subject.thread {
+    let totals = match of_thread(subject) {
         Some(thread) => thread.transfers.totals(),
         None => subject.process.transfers(),
     };
@@ -518,7 +547,7 @@ pub(super) fn timers(subject: &Subject, out: &mut Text) -> Result<()> {
 
 pub(super) fn personality(subject: &Subject, out: &mut Text) -> Result<()> {
     // What has ended has none that anything could still go by.
-    let thread = subject.main_thread();
+    let thread = subject.thread();
     let personality = thread.map_or(0, |t| t.settings.personality.load(Ordering::Relaxed));
     writeln!(out, "{personality:08x}");
     Ok(())
@@ -564,11 +593,6 @@ pub(super) fn limits(subject: &Subject, out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// Threads of the process: a zombie counts as one until it has been waited for.
-fn thread_count(process: &Process) -> usize {
-    process.threads.lock().len().max(1)
-}
-
 /// What the scheduler did for a thread; of a zombie only the sums are left.
 #[derive(Default)]
 struct Scheduled {
@@ -582,7 +606,7 @@ struct Scheduled {
 
 impl Scheduled {
     fn of(subject: &Subject) -> Scheduled {
-        let Some(thread) = subject.main_thread() else {
+        let Some(thread) = subject.thread() else {
             let runtime_ns = subject.process.times_ns().iter().sum();
             let left = SchedEntity::of_ended(*subject.process.past_scheduling.lock());
             let SchedEntity { policy, nice, .. } = left;
@@ -601,9 +625,9 @@ impl Scheduled {
 }
 
 pub(super) fn sched(subject: &Subject, out: &mut Text) -> Result<()> {
-    let thread = subject.main_thread();
+    let thread = subject.thread();
     out.bytes(&name_of(subject, thread.as_deref()));
-    let tid = thread.map_or(subject.process.pid, |thread| thread.tid());
+    let tid = subject.id();
     writeln!(out, " ({tid}, #threads: {})", thread_count(&subject.process));
     let Scheduled { runtime_ns, vruntime_ns, switches, policy, nice, .. } = Scheduled::of(subject);
     let milliseconds = |ns: u64| (ns / 1_000_000, ns % 1_000_000);

@@ -1,6 +1,7 @@
 //! socket(2): which family makes a socket of its kind; netlink; and raw sockets, which are of a
 //! family and yet need nothing of its ports and connections.
 
+mod held;
 pub mod netlink;
 mod packets;
 mod raw;

@@ -1,6 +1,7 @@
 //! Raw sockets over loopback (raw(7), ipv6(7)): what is sent goes to every raw socket of its
 //! protocol, and echo requests are answered; so ping(8) works. Datagrams and connections of other
 //! sockets never are packets, and do not show here, nor does what is sent here reach them.
+//! Neighbours: `packets` (their bytes), `held` (those that are not whole yet).
 
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
@@ -11,6 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use abi::{Errno, Result, net as abi_net};
 use machine::sync::SpinLock;
 
+use super::held::{Held, Message};
 use super::packets::{self, HEADER, Packet};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
@@ -52,6 +54,8 @@ struct RawSocket {
     peer: SpinLock<Option<IpAddr>>,
     inbox: Arc<Channel>,
     ip: IpOptions,
+    /// What waits for more.
+    held: Held,
     /// What is sent begins with a header.
     has_header: AtomicBool,
     /// Types of messages that are not wanted: a bit for each.
@@ -78,6 +82,7 @@ pub(super) fn create(domain: u32, protocol: u32) -> Result<Arc<dyn Socket>> {
         peer: SpinLock::new(None),
         inbox,
         ip: IpOptions::default(),
+        held: Held::default(),
         has_header: AtomicBool::new(protocol == RAW),
         filter: Default::default(),
         is_mute: AtomicBool::new(false),
@@ -189,8 +194,8 @@ impl RawSocket {
         if is_good || !self.common.is_v6() { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    fn packet(&self, mut bytes: Vec<u8>, to: IpAddr, what: &Outgoing) -> Result<Packet> {
-        let said = what.control.said;
+    fn packet(&self, message: Message) -> Result<Packet> {
+        let Message { said, to, mut bytes } = message;
         let own = self.local.lock().unwrap_or_else(|| any_address(&self.common));
         let from = said.source.unwrap_or_else(|| source_for(own, to));
         let (ttl, tos) = said.lifetime_and_service(&self.ip, to);
@@ -292,11 +297,8 @@ impl Socket for RawSocket {
 
     fn send(&self, _who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
         let len = source.left();
-        let has_header = self.has_header.load(Ordering::Relaxed);
-        let room = if self.common.is_v6() || has_header { 0 } else { HEADER };
-        let is_long = len > BYTES_MAX - room;
-        // IPv6 asks first whom it is for.
-        if is_long && !self.common.is_v6() {
+        // IPv6 asks first whom it is for, and each of them what it adds to.
+        if len > BYTES_MAX && !self.common.is_v6() {
             return Err(Errno::EMSGSIZE);
         }
         if what.mode.urgent {
@@ -314,19 +316,22 @@ impl Socket for RawSocket {
         if said.source.is_some_and(|ip| !ip.is_loopback() || ip.is_ipv4() != to.is_ipv4()) {
             return Err(Errno::EINVAL);
         }
-        if is_long {
-            return Err(Errno::EMSGSIZE);
+        let whole = if self.has_header.load(Ordering::Relaxed) {
+            // Such packets wait for nothing, and leave what waits alone.
+            if len > BYTES_MAX {
+                return Err(Errno::EMSGSIZE);
+            }
+            if len > 0 && self.is_mute.load(Ordering::Relaxed) {
+                return Err(Errno::EPIPE);
+            }
+            Held::default().add(source, (said, to), BYTES_MAX, false)?
+        } else {
+            let most = BYTES_MAX - if self.common.is_v6() { 0 } else { HEADER };
+            self.held.add(source, (said, to), most, what.mode.more)?
+        };
+        if let Some(message) = whole {
+            deliver(&self.packet(message)?)?;
         }
-        if self.is_mute.load(Ordering::Relaxed) {
-            return Err(Errno::EPIPE);
-        }
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(len + HEADER).map_err(|_| Errno::ENOMEM)?;
-        bytes.resize(len, 0);
-        if source.take(&mut bytes)? < len {
-            return Err(Errno::EFAULT);
-        }
-        deliver(&self.packet(bytes, to, &what)?)?;
         Ok(len)
     }
 
@@ -360,6 +365,7 @@ impl Socket for RawSocket {
         OPEN.lock().retain(is_other);
         self.inbox.refuse();
         self.inbox.clear();
+        self.held.clear();
     }
 
     fn local_address(&self) -> Address {
@@ -392,7 +398,7 @@ impl Socket for RawSocket {
     }
 
     fn queued(&self) -> (usize, usize) {
-        (self.inbox.next_len(), 0)
+        (self.inbox.next_len(), self.held.memory())
     }
 
     fn limits_changed(&self) {

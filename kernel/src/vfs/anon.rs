@@ -11,6 +11,7 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
@@ -42,7 +43,12 @@ pub struct AnonInode {
     state: InodeState,
     /// What mmap(2) maps.
     contents: Option<Arc<PageCache>>,
+    /// What a socket's protocol is called.
+    protocol: Option<&'static [u8]>,
 }
+
+/// The attribute by which sockets tell their protocol, with a NUL behind it (linux/xattr.h).
+pub const PROTOCOL_NAME: &[u8] = b"system.sockprotoname";
 
 #[derive(Clone, Copy)]
 struct Attributes {
@@ -82,6 +88,14 @@ impl AnonInode {
         Arc::new(new)
     }
 
+    /// The same of a socket whose protocol has this name.
+    pub fn of_socket(mode: u32, protocol: &'static [u8], (uid, gid): (u32, u32)) -> Arc<AnonInode> {
+        let mut new = Self::make(FileType::Socket, mode, "socket");
+        let attributes = new.attributes.get_mut();
+        (attributes.uid, attributes.gid) = (uid, gid);
+        Arc::new(AnonInode { protocol: Some(protocol), ..new })
+    }
+
     /// The same with pages that programs may map.
     #[must_use]
     pub fn mapped(
@@ -104,6 +118,7 @@ impl AnonInode {
             opener: SpinLock::new(None),
             state: InodeState::default(),
             contents: None,
+            protocol: None,
         }
     }
 
@@ -196,6 +211,17 @@ impl Inode for AnonInode {
 
     fn page_cache(&self) -> Option<Arc<PageCache>> {
         self.contents.clone()
+    }
+
+    fn get_xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
+        match self.protocol {
+            Some(protocol) if name == PROTOCOL_NAME => Ok([protocol, b"\0"].concat()),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
+    fn list_xattr(&self) -> Result<Vec<u8>> {
+        Ok(self.protocol.map_or_else(Vec::new, |_| [PROTOCOL_NAME, b"\0"].concat()))
     }
 
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {

@@ -17,6 +17,7 @@ mod program;
 mod run;
 mod table_files;
 mod table_memory;
+mod table_more;
 mod table_process;
 mod table_sockets;
 mod table_sysv;

@@ -374,6 +374,7 @@ fn normalise(shared: &Shared, at: usize, norm: Norm, result: Res, args: &[usize]
         }
         Norm::Address => address(&mut at, args),
         Norm::IpcTimes(which) => ipc_state(&mut at, which),
+        Norm::Control => control(&mut at),
         Norm::Text => {}
     }
 }
@@ -395,8 +396,25 @@ fn ipc_state(at: &mut At<'_>, which: u8) {
     ids.iter().for_each(|id| at.id(*id));
 }
 
-/// Removes all objects of System V.
+/// What goes along with a message (cmsg(3)): times are the clock's.
+fn control(at: &mut At<'_>) {
+    const HEADER: usize = 16;
+    let mut start = 0;
+    while !at.is_untouched(start, HEADER) {
+        let bytes = at.get(start, 8) as usize;
+        let is_time = [SCM_TIMESTAMP, SCM_TIMESTAMPNS].contains(&(at.get(start + 12, 4) as i32));
+        if is_time && at.get(start + 8, 4) as i32 == SOL_SOCKET {
+            at.zero(start + HEADER, bytes.saturating_sub(HEADER).min(HEADER));
+        }
+        start += bytes.max(HEADER).next_multiple_of(8);
+    }
+}
+
+/// Removes all objects of System V, and queues of POSIX.
 fn clean_ipc() {
+    for name in super::table_more::QUEUES {
+        let _ = sc!(SYS_mq_unlink, name.as_ptr());
+    }
     // (the call, its commands that tell the greatest index and the id at an index)
     for (call, info, stat) in [(SYS_msgctl, 12, 11), (SYS_semctl, 19, 18), (SYS_shmctl, 14, 13)] {
         let mut buffer = [0u64; 32];

@@ -69,6 +69,8 @@ pub enum Norm {
     Pointer,
     /// An amount of memory, 4 bytes: only whether there is any.
     Amount,
+    /// Ancillary data of a message.
+    Control,
     /// Text of a /proc file.
     Text,
     /// The state of an object of System V: this many words of times and counts behind its owner.

@@ -153,8 +153,10 @@ fn message(d: &mut Draft, is_output: bool) {
             d.call.norms.push((at, Norm::Address));
         }
         if d.chance(2) {
+            let at = d.room(64);
             (control, control_bytes) =
-                (OUTPUT + usize::from(d.room(64)), d.rng.of(&[64u64, 24, 20, 16, 10]));
+                (OUTPUT + usize::from(at), d.rng.of(&[64u64, 24, 20, 16, 10]));
+            d.call.norms.push((at, Norm::Control));
         }
     } else {
         if d.chance(4) {

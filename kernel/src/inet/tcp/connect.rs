@@ -97,6 +97,7 @@ impl TcpSocket {
             former.set_ip(own);
         }
         self.is_deaf.store(false, Ordering::Relaxed);
+        self.forget_window_clamp();
     }
 
     /// connect(2) where there is nothing yet. EINPROGRESS, ECONNREFUSED, ETIMEDOUT …
@@ -326,6 +327,7 @@ impl TcpSocket {
             self.stop_listening();
             return;
         }
+        self.forget_window_clamp();
         self.give_up_trying();
         let phase = core::mem::replace(&mut *self.phase.lock(), Phase::Idle);
         if let Phase::Made(link) | Phase::Linked(link) = phase {

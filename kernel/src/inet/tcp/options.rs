@@ -8,9 +8,9 @@ use abi::{Errno, Result, net_layout::TcpInfo, option_layout::tcp as names};
 use machine::sync::{Once, SpinLock};
 use zerocopy::IntoBytes;
 
-use super::TcpSocket;
 use super::connect::TimeIsUp;
 use super::link::Link;
+use super::{Phase, TcpSocket};
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, now_ns, wake_at};
 use crate::net::TcpState;
 use crate::net::channel::{Channel, SEGMENT_BYTES};
@@ -204,6 +204,31 @@ impl TcpOptions {
 }
 
 impl TcpSocket {
+    /// The most that a window would be if there were windows (TCP_WINDOW_CLAMP): what is free for
+    /// data in the receive buffer, of large ones less a segment; none without a connection.
+    fn window_clamp(&self) -> i32 {
+        /// While it is tried: the largest window at the scale that net.ipv4.tcp_rmem asks for.
+        const TRYING: usize = 0xffff << 7;
+        /// Bytes of a segment over the loopback interface less time stamps, by IPv4 and by IPv6.
+        const SEGMENT: (usize, usize) = (65483, 65464);
+        let clamp = match self.link() {
+            Some(_) => {
+                let segment = if self.common.is_v6() { SEGMENT.1 } else { SEGMENT.0 };
+                let space = self.common.receive_limit() / 2;
+                if space > 2 * segment { (space - segment).max(2 * segment) } else { space }
+            }
+            // Also where it was refused, until that is told.
+            None if matches!(*self.phase.lock(), Phase::Trying(_) | Phase::Failed) => TRYING,
+            None => 0,
+        };
+        i32::try_from(clamp).unwrap_or(i32::MAX)
+    }
+
+    /// What was chosen for a connection that is not there any more.
+    pub(super) fn forget_window_clamp(&self) {
+        self.tcp.keep(names::WINDOW_CLAMP, 0);
+    }
+
     /// getsockopt(2).
     pub(super) fn get_tcp_option(&self, name: u32) -> Result<Value> {
         let number = match name {
@@ -217,7 +242,10 @@ impl TcpSocket {
                 Some(_) => SEGMENT_BYTES as i32,
                 None => self.tcp.number(name, MAXSEG_FIRST),
             },
-            names::WINDOW_CLAMP => self.tcp.number(name, 0),
+            names::WINDOW_CLAMP => match self.tcp.number(name, 0) {
+                0 => self.window_clamp(),
+                chosen => chosen,
+            },
             names::DEFER_ACCEPT => self.tcp.defer_s.load(Ordering::Relaxed),
             LINGER2 => self.tcp.number(name, LINGER2_FIRST),
             _ => {
