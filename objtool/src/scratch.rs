@@ -1,13 +1,13 @@
 //! Proof that nothing expects anything of R11 behind a return: with shadow stacks the safe return
 //! of Zen 3 and 4 leaves the number there by which it drops a word (`text_patching::untrain`).
 //!
-//! Of the compiler's functions its conventions say so: in each of them R11 is lost in a call, and is
-//! no argument. Assembly promises nothing. So behind each of its calls, and behind calls of its
-//! functions, every path is walked until R11 is written, or to where one of the compiler's functions
-//! begins: an instruction that reads it before is what the return would break. A call on the way
-//! leads into what it calls; a return leads to what is behind another call. Threads, whose first
-//! return no call has made, begin at labels that are roots as well. What was interrupted gets its
-//! R11 back by IRET, or by a return that leaves it alone (`return_by_alias`).
+//! Of the compiler's functions its conventions say so: in each of them R11 is lost in a call, and
+//! is no argument. Assembly promises nothing. So behind each of its calls, and behind calls of its
+//! functions, every path is walked until R11 is written, or to where one of the compiler's
+//! functions begins: an instruction that reads it before is what the return would break. A call on
+//! the way leads into what it calls; a return leads to what is behind another call. Threads, whose
+//! first return no call has made, begin at labels that are roots as well. What was interrupted gets
+//! its R11 back by IRET, or by a return that leaves it alone (`return_by_alias`).
 //!
 //! The compiler's own functions are not walked: it may well move a register about that means
 //! nothing on the path at hand, and does so in 40 places.

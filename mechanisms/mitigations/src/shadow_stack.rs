@@ -14,17 +14,17 @@
 //! | safe return, Zen 1 and 2 | one for each return | excluded: none of these CPUs has any |
 //! | overlaid return | none | as it is |
 //! | aligned return and branch | none | as they are |
-//! | retpoline | one, whose return goes to the target | excluded: the word cannot be changed |
-//! | return that counts calls | 16 where it fills the return stack | excluded: only with retpolines |
+//! | retpoline | one, whose return goes to the target | excluded: no store changes the word |
+//! | return that counts calls | 16 where it fills the stack | excluded: only with retpolines |
 //! | filling at switches and behind guests | 32 | INCSSPQ drops them (`cpu/fill.S`) |
 //! | one call behind guests | one | INCSSPQ drops it |
 //! | loops that clear branch history | none: each call has its return | as they are |
 //! | return from within an NMI | one, where it goes by the safe return | INCSSPQ drops it |
 //! | int3 that stands for a call or a return | none | the handler changes both stacks |
 //!
-//! INCSSPQ is an invalid opcode without a shadow stack. So the sequences that run anywhere ask first
-//! (RDSSPQ), and returns go to the thunk that drops on CPUs that have theirs already: the first one
-//! begins before text is changed, the others before they run Rust.
+//! INCSSPQ is an invalid opcode without a shadow stack. So the sequences that run anywhere ask
+//! first (RDSSPQ), and returns go to the thunk that drops on CPUs that have theirs already: the
+//! first one begins before text is changed, the others before they run Rust.
 
 use core::fmt;
 
@@ -187,8 +187,9 @@ mod tests {
     const ROCKET_LAKE: (&str, &str) =
         ("rocketlake", "spectre_v2=eibrs,retpoline indirect_target_selection=stuff");
 
-    /// What the CPUs have that are affected: safe returns and shadow stacks go together on Zen 4, and
-    /// on Zen 3 without the retpolines that it has for indirect branches; who counts calls has those.
+    /// What the CPUs have that are affected: safe returns and shadow stacks go together on Zen 4,
+    /// and on Zen 3 without the retpolines that it has for indirect branches; who counts calls has
+    /// those.
     #[test]
     fn what_goes_together() {
         for (profile, line, returns, choice) in [
