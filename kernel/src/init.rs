@@ -16,7 +16,8 @@ use machine::task::Task;
 use crate::base::sched;
 use crate::base::sync::WaitQueue;
 use crate::exec::Image;
-use crate::process::{Own, Process, Thread, exit, relations, upper};
+use crate::mm::Mm;
+use crate::process::{Own, Process, Program, Thread, exit, relations, upper};
 use crate::security::{Credentials, Limit, Resource};
 use crate::vfs::FdTable;
 use crate::vfs::path::FsContext;
@@ -127,8 +128,7 @@ fn spawn_as(pid: u32, first: First, begins: impl FnOnce(u32)) -> Result<()> {
     let space = mm.space();
     let credentials = Arc::new(credentials);
     let own = Own::new(first.files, Some(first.fs), credentials.clone());
-    // A session of its own, so that a terminal can become its controlling one.
-    let process = Arc::new(Process::session_leader(pid, mm, credentials, program));
+    let process = leader(pid, mm, credentials, program);
     process.settings.has_executed.store(true, Ordering::Relaxed);
     process.settings.not_dumpable.store(secure, Ordering::Relaxed);
     let fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
@@ -140,6 +140,13 @@ fn spawn_as(pid: u32, first: First, begins: impl FnOnce(u32)) -> Result<()> {
     begins(pid);
     thread.start();
     Ok(())
+}
+
+/// A session of its own, so that a terminal can become its controlling one. In a frame of its own,
+/// too, for the process takes 2 KiB of the stack before it has a place.
+#[inline(never)]
+fn leader(pid: u32, mm: Arc<Mm>, credentials: Arc<Credentials>, program: Program) -> Arc<Process> {
+    Arc::new(Process::session_leader(pid, mm, credentials, program))
 }
 
 /// Reaps children until the program ends; its wait(2) status.

@@ -19,7 +19,10 @@ use crate::allow::{self, Allow};
 use crate::elf::{Image, Reloc};
 use crate::report::{Evidence, Finding, FindingKind, Report};
 use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
-use crate::{call_depth, entry_text, finish, landing, relocs, returns, static_calls, untrained};
+use crate::{
+    call_depth, entry_text, finish, frames, landing, relocs, returns, scratch, static_calls,
+    untrained,
+};
 
 /// Name of the compiler's table.
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
@@ -45,11 +48,14 @@ pub struct Options {
     /// Whether a check whose hash no function carries is a finding. Images of others have them
     /// (a type of which every function was removed, or that nothing implements yet).
     pub strict_hashes: bool,
+    /// Whether a large stack frame is a finding: of the image as it is shipped. One that is built
+    /// in parts, or with its tests, has other frames.
+    pub frames: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { allow: allow::limen(), strict_hashes: false }
+        Self { allow: allow::limen(), strict_hashes: false, frames: false }
     }
 }
 
@@ -108,6 +114,8 @@ pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error
     audit.returns();
     audit.entry_text();
     audit.untrained();
+    audit.scratch();
+    audit.frames(options.frames);
     audit.landing(data);
     audit.call_depth(data);
     audit.moves();
@@ -301,6 +309,21 @@ impl Audit<'_> {
         }
     }
 
+    fn scratch(&mut self) {
+        match scratch::prove(&self.image, &self.scan) {
+            Ok(proved) => self.report.scratch = proved,
+            Err(broken) => self.note(FindingKind::Return, broken.at, broken.what.into()),
+        }
+    }
+
+    fn frames(&mut self, strict: bool) {
+        let mut wrong = Vec::new();
+        self.report.frames = frames::prove(&self.image, &mut wrong);
+        for (address, detail) in wrong.into_iter().filter(|_| strict) {
+            self.note(FindingKind::Frame, address, detail);
+        }
+    }
+
     fn call_depth(&mut self, data: &[u8]) {
         let ranges = finish::entry_text(&self.image);
         match call_depth::prove(data, &self.image, &self.scan, &ranges) {
@@ -483,7 +506,7 @@ fn traps<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
 }
 
 /// What the compiler calls a function's preamble, before the function's name.
-const PREAMBLE: &str = "__cfi_";
+pub(crate) const PREAMBLE: &str = "__cfi_";
 
 /// The hash before a function. Between it and the function stand only the NOPs that the compiler
 /// left for patching. In front of a label of assembly `b8 imm32` may be other code, whole or the

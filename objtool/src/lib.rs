@@ -8,13 +8,16 @@ pub mod elf;
 pub mod entry_text;
 pub mod file_text;
 pub mod finish;
+pub mod frames;
 pub mod landing;
+pub mod noreturn;
 pub mod ordering;
 pub mod relocs;
 pub mod report;
 pub mod returns;
 pub mod rewrite;
 pub mod scan;
+pub mod scratch;
 pub mod sequence;
 pub mod static_calls;
 pub mod untrained;
@@ -70,7 +73,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # Errors
 /// When the file cannot be read or is no x86-64 image.
 pub fn audit_file(path: &Path) -> Result<Report> {
-    audit(&read(path)?, &Options::default())
+    audit(&read(path)?, &Options { frames: true, ..Options::default() })
 }
 
 /// Looks at the places of the image in a file whose order no emulator violates ([`ordering`]).

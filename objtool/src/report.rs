@@ -6,9 +6,11 @@ use serde::Serialize;
 
 use crate::call_depth::CallDepth;
 use crate::entry_text::Proved;
+use crate::frames::Frames;
 use crate::landing::Landing;
 use crate::relocs;
 use crate::returns::Returns;
+use crate::scratch::Scratch;
 use crate::static_calls::Totals;
 use crate::untrained::Untrained;
 
@@ -47,6 +49,8 @@ pub enum FindingKind {
     EntryText,
     /// Indirect branches could land elsewhere than at landing pads, or not where they should.
     Landing,
+    /// A function takes more of the kernel's stack than the limit.
+    Frame,
     /// A static call, or a chain of them, is not made of direct calls to its own callees.
     StaticCall,
     /// A place that would be wrong once the image is moved, or a table of such places that is.
@@ -75,6 +79,7 @@ impl FindingKind {
             Self::Return => "return",
             Self::EntryText => "entry text breaks a rule",
             Self::Landing => "landing pads",
+            Self::Frame => "large stack frame",
             Self::StaticCall => "static call is not as its table says",
             Self::Move => "the image cannot be moved",
             Self::OrphanHash => "hash that no function carries",
@@ -175,6 +180,10 @@ pub struct Report {
     pub call_depth: Option<CallDepth>,
     /// What was proved of ways in where returns are untrained; `None` if nothing untrains.
     pub untrained: Option<Untrained>,
+    /// What was proved of the register that returns may change; `None` if none does.
+    pub scratch: Option<Scratch>,
+    /// What functions take of the stack; `None` if the image is none of this kernel.
+    pub frames: Option<Frames>,
     /// What was proved of landing pads; `None` if the image was not built for them.
     pub landing: Option<Landing>,
     /// What changes when the image is moved; `None` if it is not made for that.
@@ -290,6 +299,25 @@ impl Report {
                  guests)",
                 u.instructions, u.calls, u.vectors, u.paranoid, u.guests
             )?;
+        }
+        if let Some(s) = &self.scratch {
+            writeln!(
+                f,
+                "R11 is not read  {:>8}  (instructions behind {} calls)",
+                s.instructions, s.returned_to
+            )?;
+        }
+        if let Some(s) = &self.frames {
+            writeln!(
+                f,
+                "largest frame    {:>8}  (bytes, of {} functions; {} above {})",
+                s.largest,
+                s.functions,
+                s.large,
+                crate::frames::LARGE
+            )?;
+            let (bytes, chain) = &s.deepest;
+            writeln!(f, "deepest calls    {bytes:>8}  (bytes, by {} direct calls)", chain.len())?;
         }
         if let Some(c) = &self.call_depth {
             writeln!(

@@ -85,6 +85,15 @@ pub struct Branch {
     pub check: Option<u64>,
 }
 
+/// A near call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Where a return of what it calls leads.
+    pub behind: u64,
+    /// What it calls, if it says so itself.
+    pub target: Option<u64>,
+}
+
 /// What the walk found.
 #[derive(Clone, Debug, Default)]
 pub struct Scan {
@@ -100,6 +109,8 @@ pub struct Scan {
     pub behind_checks: Vec<u64>,
     /// Near returns.
     pub returns: Vec<u64>,
+    /// Near calls.
+    pub calls: Vec<Call>,
     /// Comparisons with 0xd6, the opcode of UDB.
     pub udb_compares: Vec<u64>,
     /// Comparisons with the first byte of UD2 or with both.
@@ -121,6 +132,13 @@ impl Scan {
             self.ud2_compares.get(first).is_some_and(|&ud2| ud2 < at.saturating_add(HANDLER_MAX))
         })
     }
+}
+
+/// The instruction at `at`, if there is one.
+pub(crate) fn decode(image: &Image<'_>, at: u64) -> Option<Instruction> {
+    let bytes = image.piece_at(at).filter(|piece| piece.executable)?.from(at)?;
+    let instruction = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).decode();
+    (!instruction.is_invalid()).then_some(instruction)
 }
 
 /// `__x86_indirect_thunk_*` by address.
@@ -258,6 +276,11 @@ fn classify(
         scan.returns.push(at);
     }
     let flow = instruction.flow_control();
+    if instruction.mnemonic() == Mnemonic::Call {
+        let is_direct = instruction.op0_kind() == OpKind::NearBranch64;
+        let target = is_direct.then(|| instruction.near_branch_target());
+        scan.calls.push(Call { behind: instruction.next_ip(), target });
+    }
     let (kind, register) = match flow {
         FlowControl::Call | FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
             let target = instruction.near_branch_target();

@@ -17,13 +17,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
+use iced_x86::{FlowControl, Mnemonic, OpKind};
 use serde::Serialize;
+use text_patching::site_table::{self, SiteTables};
 use text_patching::untrain::{self, Places};
 
-use crate::call_depth;
 use crate::elf::Image;
 use crate::entry_text::{Broken, NO_ENTRY, STUB_BYTES, STUBS, VECTORS, choices};
+use crate::scan::decode;
+use crate::{call_depth, returns};
 
 /// The sequences, each with the thunk or the return behind it.
 const SEQUENCES: [&str; 3] = ["untrain_overlaid", "untrain_safe", "untrain_alias"];
@@ -109,6 +111,8 @@ fn sequences(
     let safe_thunk = named("untrain_safe_thunk", safe)?;
     let alias_return = named("untrain_alias_return", alias)?;
     let alias_thunk = named("untrain_alias_thunk", alias)?;
+    let shadow_return = named("untrain_alias_shadow_return", alias)?;
+    let shadow_thunk = named("untrain_alias_shadow_thunk", alias)?;
     let places = Places { overlaid: overlaid_thunk, safe_return, alias, alias_return };
     untrain::check_alias(image, &places).map_err(|(at, what)| Broken { at, what })?;
     let starts = [
@@ -120,19 +124,26 @@ fn sequences(
             return Err(Broken { at: start, what: "does not begin before what it untrains" });
         }
     }
-    let all =
-        [overlaid, overlaid_thunk, safe, safe_return, safe_thunk, alias, alias_return, alias_thunk];
+    if shadow_return + untrain::SHADOW_FRONT.len() as u64 != alias_return {
+        return Err(Broken { at: shadow_return, what: "does not end at the return" });
+    }
+    let all = [
+        [overlaid, overlaid_thunk, safe, safe_return, safe_thunk],
+        [alias, alias_return, alias_thunk, shadow_return, shadow_thunk],
+    ];
+    let all = all.as_flattened();
     let inside = |at: u64| entry_text.iter().any(|range| range.contains(&at));
     if let Some(&at) = all.iter().find(|&&at| !inside(at)) {
         return Err(Broken { at, what: "is not entry text" });
     }
     let behind = |at: u64, bytes: &[u8]| at + bytes.len() as u64;
     goes(image, behind(overlaid_thunk, &untrain::OVERLAID), Mnemonic::Jmp, overlaid_thunk)?;
-    goes(image, behind(alias, &untrain::ALIAS) - 1, Mnemonic::Jmp, alias_thunk)?;
+    is_return_of_image(image, behind(alias, &untrain::ALIAS))?;
     for (at, to) in [
         (behind(safe_return, &untrain::SAFE), safe_return),
         (safe_thunk, safe_return),
         (alias_thunk, alias_return),
+        (shadow_thunk, shadow_return),
     ] {
         // What the return stack predicts behind the call is a trap.
         let next = goes(image, at, Mnemonic::Call, to)?;
@@ -143,6 +154,20 @@ fn sequences(
     Ok(())
 }
 
+/// Whether the image's own return is at `at`, which boot sends where all returns go: a jump to the
+/// thunk, or in a finished image a plain one that its tables list.
+fn is_return_of_image(image: &Image<'_>, at: u64) -> Result<(), Broken> {
+    if image.symbol(returns::THUNK).is_some_and(|to| goes(image, at, Mnemonic::Jmp, to).is_ok()) {
+        return Ok(());
+    }
+    let piece = image.section(site_table::SECTION);
+    let tables = piece.and_then(|piece| SiteTables::parse(piece.bytes).ok());
+    match tables.and_then(|tables| tables.returns().find(at)) {
+        Some(_) => Ok(()),
+        None => Err(Broken { at, what: "is no return of the image" }),
+    }
+}
+
 /// Whether a jump or call to `to` is at `at`; what follows it.
 fn goes(image: &Image<'_>, at: u64, how: Mnemonic, to: u64) -> Result<u64, Broken> {
     let found = decode(image, at).filter(|found| {
@@ -151,12 +176,6 @@ fn goes(image: &Image<'_>, at: u64, how: Mnemonic, to: u64) -> Result<u64, Broke
             && found.near_branch_target() == to
     });
     found.map(|found| found.next_ip()).ok_or(Broken { at, what: "does not go to its return" })
-}
-
-fn decode(image: &Image<'_>, at: u64) -> Option<Instruction> {
-    let bytes = image.piece_at(at).filter(|piece| piece.executable)?.from(at)?;
-    let instruction = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).decode();
-    (!instruction.is_invalid()).then_some(instruction)
 }
 
 struct Walk<'a> {
@@ -215,7 +234,7 @@ mod tests {
     use super::*;
     use crate::elf::{Piece, Symbol};
     use text_patching::untrain::{
-        ALIAS, ALIAS_BITS, ALIAS_RETURN, OVERLAID, OVERLAID_PREFIX, SAFE, SAFE_PREFIX,
+        ALIAS, ALIAS_BITS, ALIAS_RETURN, OVERLAID, OVERLAID_PREFIX, SAFE, SAFE_PREFIX, SHADOW_FRONT,
     };
 
     const BASE: u64 = 0xffff_ffff_8020_0000;
@@ -224,6 +243,9 @@ mod tests {
     const SAFE_AT: u64 = BASE + 0x80;
     const SAFE_THUNK: u64 = BASE + 0xa0;
     const ALIAS_THUNK: u64 = BASE + 0xb0;
+    const SHADOW_THUNK: u64 = BASE + 0xc0;
+    const SHADOW_RETURN: u64 = BASE + ALIAS_BITS - 11;
+    const RETURN_THUNK: u64 = BASE + 0xd0;
     const ENTRY: u64 = BASE + 0x100;
     const GUARD_AT: u64 = BASE + 0x180;
     const STUBS_AT: u64 = BASE + 0x1000;
@@ -258,10 +280,16 @@ mod tests {
                     ("guard_x", GUARD_AT),
                     (STUBS, STUBS_AT),
                     ("untrain_alias_return", BASE + ALIAS_BITS),
+                    ("untrain_alias_shadow_return", SHADOW_RETURN),
+                    ("untrain_alias_shadow_thunk", SHADOW_THUNK),
+                    (returns::THUNK, RETURN_THUNK),
                 ],
             };
             world.put(BASE, &ALIAS);
-            world.put(BASE + 5, &rel32(0xe9, BASE + 5, ALIAS_THUNK));
+            world.put(BASE + 5, &rel32(0xe9, BASE + 5, RETURN_THUNK));
+            let call = rel32(0xe8, SHADOW_THUNK, SHADOW_RETURN);
+            world.put(SHADOW_THUNK, &[&call[..], &[0x0f, 0x0b]].concat());
+            world.put(SHADOW_RETURN, &SHADOW_FRONT);
             world.put(OVERLAID_AT - 1, &[&OVERLAID_PREFIX[..], &OVERLAID, &[0xeb, 0xf9]].concat());
             let call = rel32(0xe8, SAFE_AT + 11, SAFE_AT);
             let whole = [&SAFE_PREFIX[..], &SAFE, &call, &[0x0f, 0x0b]].concat();
@@ -311,7 +339,7 @@ mod tests {
                 symbols,
                 ..Image::default()
             };
-            prove(&image, &[BASE..BASE + 0x2000, BASE + ALIAS_BITS..BASE + ALIAS_BITS + 16])
+            prove(&image, &[BASE..BASE + 0x2000, SHADOW_RETURN..SHADOW_RETURN + 32])
         }
 
         #[track_caller]
@@ -382,7 +410,12 @@ mod tests {
         changed(OVERLAID_AT - 1, &[0x90], "not part of");
         changed(SAFE_AT + 5, &[0x90], "is not the sequence");
         changed(OVERLAID_AT + 5, &[0xeb, 0xfa], "to its return");
-        changed(BASE + 5, &rel32(0xe9, BASE + 5, SAFE_THUNK), "to its return");
+        changed(BASE + 5, &rel32(0xe9, BASE + 5, ALIAS_THUNK), "no return of the image");
+        // A plain one that no table lists.
+        changed(BASE + 5, &[0xc3], "no return of the image");
+        changed(SHADOW_RETURN + 1, &[0xbc], "is not the sequence");
+        changed(SHADOW_RETURN + 10, &[0xe9], "is not the sequence");
+        changed(SHADOW_THUNK, &rel32(0xe8, SHADOW_THUNK, BASE + ALIAS_BITS), "to its return");
         changed(SAFE_THUNK, &rel32(0xe8, SAFE_THUNK, SAFE_AT + 1), "to its return");
         changed(SAFE_THUNK + 5, &[0xc3], "no trap");
         changed(ALIAS_THUNK + 5, &[0x90], "no trap");
@@ -393,6 +426,7 @@ mod tests {
             world.refused(why);
         };
         moved("untrain_alias_return", 4, "is not the sequence");
+        moved("untrain_alias_shadow_return", 6, "does not end");
         moved("untrain_overlaid", 1, "does not begin");
         moved("untrain_safe_thunk", 1, "to its return");
         let mut world = World::new(&GOOD);

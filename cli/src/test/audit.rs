@@ -6,6 +6,7 @@ use std::path::Path;
 use objtool::entry_text::Proved;
 use objtool::ordering::Place;
 use objtool::untrained::Untrained;
+use objtool::{Finding, FindingKind};
 
 use super::{Context, Summary};
 use crate::Error;
@@ -49,7 +50,9 @@ fn unordered(kernel: &Path) -> Result<Option<String>, Error> {
 pub(super) fn refusal(kernel: &Path) -> Option<String> {
     match objtool::audit_file(kernel) {
         Ok(report) => {
-            let violation = report.violations().next().map(ToString::to_string);
+            // Frames are those of a build in parts.
+            let counts = |it: &&Finding| it.kind != FindingKind::Frame;
+            let violation = report.violations().find(counts).map(ToString::to_string);
             let unordered = unordered(kernel).unwrap_or_else(|error| Some(error.to_string()));
             violation.or(missed(&report)).or(unordered)
         }

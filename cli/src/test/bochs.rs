@@ -64,6 +64,10 @@ const FLUSHES_FILTER: &str = "vmscape::e";
 const SLOW_GUESTS: [&str; 5] = ["kvm::what_", "a_child_has", "no_count", "a_copy_by", "any_call"];
 /// The CPU whose facts lead to the long loop.
 const CLEARS_HISTORY: &str = "alderlake-e-core";
+/// Tests with the facts of CPUs that have shadow stacks as this one has, and other means beside
+/// them: safe returns.
+const CPUS: [(&str, [&str; 3]); 1] =
+    [("zen4", ["shadow_stack::", "mitigations::", "handler::an_exception_in_an_nmi"])];
 /// A fault that a program provokes, as a test.
 const CHANGED_RETURN: &str = "shadow_stack::the_machine_ends";
 /// What begins the report of a machine that ends.
@@ -78,6 +82,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     prepare()?;
     let dir = context.target.join("bochs");
     let mut total = kernel_tests(context, &dir)?;
+    total += other_cpus(context, &dir)?;
     let program = guest::build(context)?;
     total += changed_return(context, &dir, &program)?;
     total += guests(context, &dir)?;
@@ -183,6 +188,7 @@ pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
     names.extend(guest::listed(&vmm, "list")?);
     names.extend(guest::listed(&vmm, "vmscape-list")?);
     names.extend(kernel::names(context)?);
+    names.extend(of_other_cpus().map(|(name, ..)| name));
     names.push(CHANGED_RETURN.to_owned());
     Ok(names)
 }
@@ -192,7 +198,29 @@ fn missing() -> Vec<&'static str> {
     missing.map(|(_, package)| *package).collect()
 }
 
+/// What runs with facts of other CPUs: its name, the CPU and the tests.
+fn of_other_cpus() -> impl Iterator<Item = (String, &'static str, &'static str)> {
+    let named = |(cpu, tests): (&'static str, [&'static str; 3])| {
+        tests.map(|tests| (format!("cpu::{cpu} {tests} on Bochs"), cpu, tests))
+    };
+    CPUS.into_iter().flat_map(named)
+}
+
+fn other_cpus(context: &Context, dir: &Path) -> Result<Summary, Error> {
+    let mut total = Summary::default();
+    for (name, cpu, tests) in of_other_cpus().filter(|(name, ..)| context.wants(name)) {
+        let kernel = kernel::build(context)?;
+        let parameters = format!("ktest={tests} {}", kernel::facts(cpu)?);
+        let lines = boot_tests(context, dir, &kernel, &parameters)?;
+        total += kernel::judge(&lines, &name, context, true);
+    }
+    Ok(total)
+}
+
 fn kernel_tests(context: &Context, dir: &Path) -> Result<Summary, Error> {
+    if context.filter.starts_with("cpu::") {
+        return Ok(Summary::default());
+    }
     if !kernel::names(context)?.iter().any(|name| name.contains(&context.filter)) {
         return Ok(Summary::default());
     }
@@ -222,6 +250,19 @@ pub(super) fn boot_tests(
     let image = Image { kernel, initramfs: &kernel::archive()?, parameters, limit: limit(context) };
     let log = boot(dir, &image, |line| kernel::parse_closing(line).is_some())?;
     Ok(log.lines().map(|line| line.trim_end().to_owned()).collect())
+}
+
+/// What programs of `guest/tests` with `filter` in their names say on `kernel`, whole, up to the
+/// end of the last one or a panic.
+pub(super) fn boot_programs(
+    context: &Context,
+    dir: &Path,
+    kernel: &Path,
+    filter: &str,
+) -> Result<String, Error> {
+    let archive = pack_program(&guest::build(context)?, &["run-all", filter])?;
+    let image = Image { kernel, initramfs: &archive, parameters: "", limit: LIMIT };
+    boot(dir, &image, |line| line.contains(PANIC) || line.starts_with(PROGRAM_END))
 }
 
 /// Installs what a boot needs.

@@ -12,6 +12,7 @@
 //! `init` is the parent of all.
 
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -104,7 +105,7 @@ impl Place {
         let owner = control.owner();
         say(control, owner, &ToHost::Ready);
         let mut lines = LineBuffer::new();
-        let mut bytes = [0; READ_BYTES];
+        let mut bytes = vec![0; READ_BYTES];
         let mut program = None;
         while let Ok(len @ 1..) = control.read_as(owner, &mut Sink::kernel(&mut bytes), false) {
             let mut messages = Vec::new();

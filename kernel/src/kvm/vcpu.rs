@@ -228,23 +228,29 @@ struct VcpuFile {
 /// KVM_CREATE_VCPU.
 pub(super) fn create(vm: &Arc<Handle>, id: u32) -> Result<u64> {
     crate::base::reserve::check_reserve()?;
+    let shared = Shared::new(vm, id);
+    shared.set_tsc_offset(vm.tsc_offset());
+    let inner = new_inner(vm, &shared, id)?;
+    let area = RunArea::new(&vm.coalesced.ring)?;
+    let inode = AnonInode::mapped(FileType::Anonymous, 0o600, "kvm-vcpu", area.cache.clone());
+    vm.add_vcpu(&shared)?;
+    let file = VcpuFile { vm: vm.clone(), shared, area, inner: Mutex::new(inner), inode };
+    give_ops(Arc::new(file), OPEN, true)
+}
+
+/// In a frame of its own: what is made here is copied once on its way to its place.
+#[inline(never)]
+fn new_inner(vm: &Handle, shared: &Shared, id: u32) -> Result<Inner> {
     let hardware = Hardware::new(vm.nested.clone()).map_err(|_| Errno::ENOMEM)?;
     let mut cpu = Vcpu::new(hardware).ok_or(Errno::ENOMEM)?;
     *cpu.hardware.tsc_offset() = vm.tsc_offset();
-    let shared = Shared::new(vm, id);
-    shared.set_tsc_offset(vm.tsc_offset());
     if shared.lapic.is_some() && id != vm.boot_cpu.load(Ordering::Relaxed) {
         cpu.mp_state = MpState::Uninitialized;
     }
     let mut fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
     // Of a CPU after its reset, not of a program.
     fpu.set_keys(Pkru::ALL);
-    let inner = Inner { cpu, fpu, signal_mask: None, last: Outcome::Interrupted };
-    let area = RunArea::new(&vm.coalesced.ring)?;
-    let inode = AnonInode::mapped(FileType::Anonymous, 0o600, "kvm-vcpu", area.cache.clone());
-    vm.add_vcpu(&shared)?;
-    let file = VcpuFile { vm: vm.clone(), shared, area, inner: Mutex::new(inner), inode };
-    give_ops(Arc::new(file), OPEN, true)
+    Ok(Inner { cpu, fpu, signal_mask: None, last: Outcome::Interrupted })
 }
 
 impl VcpuFile {
@@ -460,6 +466,24 @@ impl VcpuFile {
         Ok(Some(0))
     }
 
+    /// In a frame of its own, as the next: the registers take 1 KiB of the stack.
+    #[inline(never)]
+    fn get_lapic(&self, at: u64) -> Result<u64> {
+        let lapic = self.shared.lapic.as_ref().ok_or(Errno::EINVAL)?;
+        let regs = lapic.lock().registers(now_ns());
+        UserPtr::new(at).write(&LapicState { regs })?;
+        Ok(0)
+    }
+
+    #[inline(never)]
+    fn set_lapic(&self, at: u64) -> Result<u64> {
+        let lapic = self.shared.lapic.as_ref().ok_or(Errno::EINVAL)?;
+        let state = UserPtr::<LapicState>::new(at).read()?;
+        lapic.lock().set_registers(&state.regs, now_ns());
+        self.shared.arm();
+        Ok(0)
+    }
+
     fn others(&self, inner: &mut Inner, command: u32, at: u64) -> Result<u64> {
         match command {
             kvm::KVM_GET_MSRS => self.get_msrs(inner, at),
@@ -469,19 +493,8 @@ impl VcpuFile {
                 Ok(0)
             }
             kvm::KVM_GET_CPUID2 => cpuid::write_table(at, &inner.cpu.cpuid),
-            kvm::KVM_GET_LAPIC => {
-                let lapic = self.shared.lapic.as_ref().ok_or(Errno::EINVAL)?;
-                let regs = lapic.lock().registers(now_ns());
-                UserPtr::new(at).write(&LapicState { regs })?;
-                Ok(0)
-            }
-            kvm::KVM_SET_LAPIC => {
-                let lapic = self.shared.lapic.as_ref().ok_or(Errno::EINVAL)?;
-                let state = UserPtr::<LapicState>::new(at).read()?;
-                lapic.lock().set_registers(&state.regs, now_ns());
-                self.shared.arm();
-                Ok(0)
-            }
+            kvm::KVM_GET_LAPIC => self.get_lapic(at),
+            kvm::KVM_SET_LAPIC => self.set_lapic(at),
             kvm::KVM_INTERRUPT if self.host().has_pic() => Err(Errno::ENXIO),
             kvm::KVM_INTERRUPT => {
                 let vector = UserPtr::<u32>::new(at).read()?;

@@ -337,6 +337,8 @@ fn own_of_child(parent: &Thread, flags: u64) -> Result<Own> {
     Ok(Own::new(files, Some(fs), parent.credentials()))
 }
 
+/// In a frame of its own: the process takes 2 KiB of the stack before it has a place.
+#[inline(never)]
 fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     let parent = &current().process;
     let flags = request.flags;

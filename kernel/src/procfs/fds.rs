@@ -182,15 +182,15 @@ impl Content for Info {
         let locks = locks::of(&*file.inode());
         let own = locks.iter().filter(|lock| holders.contains(&lock.owner) && lock.file == file.id);
         // Those of flock(2) come first.
-        let mut own: Vec<_> = own.collect();
-        own.sort_by_key(|lock| !matches!(lock.owner, Owner::Flock(_)));
+        let (first, then): (Vec<_>, Vec<_>) =
+            own.partition(|lock| matches!(lock.owner, Owner::Flock(_)));
         let mut number = 0;
         let mut next = |out: &mut Text| {
             out.bytes(b"lock:\t");
             number += 1;
             number
         };
-        for lock in own {
+        for lock in first.into_iter().chain(then) {
             let number = next(out);
             system::put_lock(out, number, &*file.inode(), lock);
         }

@@ -149,7 +149,7 @@ ap_trampoline_start:
 
 .code32
 ap_protected_mode:
-    mov $16, %eax
+    mov $24, %eax
     mov %eax, %ds
     mov %eax, %es
     mov %eax, %ss
@@ -194,8 +194,8 @@ ap_long_mode:
 ap_gdt:
     .quad 0
     .quad 0x00cf9b000000ffff            // 8: 32-bit code
-    .quad 0x00cf93000000ffff            // 16: data
-    .quad 0x00af9b000000ffff            // 24: 64-bit code
+    .quad 0x00af9b000000ffff            // 16: 64-bit code, as in the kernel's own (descriptors.rs)
+    .quad 0x00cf93000000ffff            // 24: data
 .globl ap_gdt_pointer
 ap_gdt_pointer:
     .word 31
@@ -211,7 +211,7 @@ ap_jump_32:
 .globl ap_jump_64
 ap_jump_64:
     .long 0                             // filled: physical address of ap_long_mode
-    .word 24
+    .word 16
 .balign 8
 .globl ap_mailbox_cr3
 ap_mailbox_cr3:   .quad 0

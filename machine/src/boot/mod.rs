@@ -119,6 +119,10 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     entropy::init();
     selftest::check_registers();
     selftest::check_page_tables();
+    // Before returns go to a thunk that wants it.
+    if shadow_stack::prepare().expect("memory for a shadow stack") {
+        cpu::shadow_stack::begin();
+    }
     let (branches, returns) = (mitigations::branches(), mitigations::returns());
     cfi::boot_pass(info.command_line, branches, returns, entropy::random_u64());
     mitigations::switch_sequences();
@@ -150,7 +154,7 @@ pub fn seal() {
     selftest::check_seal();
 }
 
-/// The first Rust code of another CPU, on its own stack, called by the trampoline.
+/// The first Rust code of another CPU, on its own stack, called by `smp`.
 pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
     // SAFETY: `smp` gives each CPU its own id, once.
     unsafe { percpu::init(cpu as usize, percpu::of(cpu as usize).apic_id.get()) };
@@ -171,15 +175,10 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
     limen_secondary()
 }
 
-/// From here on this CPU checks returns by its shadow stack, if it was decided so. A part of its
-/// first function, whose callers nobody returns to.
-#[inline(always)]
+/// This CPU checks returns by its shadow stack, if it was decided so, and programs can.
 fn check_returns() {
     cpu::user_shadow_stack::init_cpu();
-    if let Some(prepared) = shadow_stack::prepare().expect("memory for a shadow stack") {
-        cpu::shadow_stack::begin();
-        shadow_stack::verify(&prepared);
-    }
+    shadow_stack::verify();
     descriptors::choose_syscall_entry();
 }
 

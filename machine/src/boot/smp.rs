@@ -1,9 +1,11 @@
 //! Starting the other CPUs: INIT, SIPI, SIPI (SDM 3A, 9.4), one after the other.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::cpu::{self, MAX_CPUS, apic, clock, percpu};
+use crate::cpu::{self, MAX_CPUS, apic, clock, cr, msr, percpu};
 use crate::device::platform;
+use crate::entry::shadow_stack;
 use crate::memory::frame::{OutOfMemory, phys_to_virt};
 use crate::memory::stack::KernelStack;
 use crate::{boot, memory};
@@ -15,7 +17,58 @@ const MAX_WAIT_STEPS: u32 = 50_000;
 
 static ARRIVED: AtomicU32 = AtomicU32::new(1);
 
+/// Where the table of shadow stacks of the CPU that starts is; its first word is the token of that
+/// with which it begins. 0: there are none.
+static SHADOW_STACKS: AtomicU64 = AtomicU64::new(0);
+
+global_asm!(
+    r#"
+    // smp_other_cpu(rdi: number of this CPU), from the trampoline
+    // On its own empty stack, GS its own, no IDT, IF=0. Checks returns before the first of them,
+    // for they may go to a thunk that wants a shadow stack (text/untrain.rs). As
+    // `cpu::shadow_stack::prepare` and `begin`, which return.
+    .pushsection .text.smp_other_cpu, "ax", @progbits
+    .globl smp_other_cpu
+    .type smp_other_cpu, @function
+    smp_other_cpu:
+        mov {SHADOW_STACKS}(%rip), %rsi
+        test %rsi, %rsi
+        jz 1f
+        mov (%rsi), %rax
+        mov %rax, %rdx
+        shr $32, %rdx
+        mov ${PL0_SSP}, %ecx
+        wrmsr
+        mov %rsi, %rax
+        mov %rsi, %rdx
+        shr $32, %rdx
+        mov ${INT_SSP_TAB}, %ecx
+        wrmsr
+        mov %cr4, %rax
+        or ${CR4_CET}, %rax
+        mov %rax, %cr4
+        mov ${SHADOW_STACK}, %eax
+        xor %edx, %edx
+        mov ${S_CET}, %ecx
+        wrmsr
+        setssbsy
+    1:  jmp {boot_other_cpu}
+        int3
+    .size smp_other_cpu, . - smp_other_cpu
+    .popsection
+    "#,
+    SHADOW_STACKS = sym SHADOW_STACKS,
+    boot_other_cpu = sym boot::boot_other_cpu,
+    PL0_SSP = const msr::PL0_SSP,
+    INT_SSP_TAB = const msr::INT_SSP_TAB,
+    S_CET = const msr::S_CET,
+    CR4_CET = const cr::CR4_CET,
+    SHADOW_STACK = const cr::S_CET_SHADOW_STACK,
+    options(att_syntax)
+);
+
 unsafe extern "C" {
+    static smp_other_cpu: u8;
     static ap_trampoline_start: u8;
     static ap_trampoline_end: u8;
     static ap_gdt: u8;
@@ -78,6 +131,7 @@ pub(crate) fn arrived() {
 
 fn start(cpu: usize, apic_id: u32, root: u64) -> Result<bool, OutOfMemory> {
     let stack = KernelStack::new()?;
+    SHADOW_STACKS.store(shadow_stack::prepare_other(cpu, &stack), Ordering::Relaxed);
     fill_trampoline(root, stack.top(), cpu);
     // The CPU keeps the stack as its boot thread's.
     core::mem::forget(stack);
@@ -130,5 +184,5 @@ fn fill_trampoline(root: u64, stack: u64, cpu: usize) {
     put64(&raw const ap_mailbox_stack, stack);
     put64(&raw const ap_mailbox_cpu, cpu as u64);
     put64(&raw const ap_mailbox_gs, core::ptr::from_ref(percpu::of(cpu)) as u64);
-    put64(&raw const ap_mailbox_entry, boot::boot_other_cpu as *const () as u64);
+    put64(&raw const ap_mailbox_entry, (&raw const smp_other_cpu) as u64);
 }

@@ -66,7 +66,7 @@ pub(crate) fn prepare(token: u64, table: u64) {
     unsafe { wrmsr(msr::INT_SSP_TAB, table) };
     let cr4 = read_cr4() | cr::CR4_CET;
     // SAFETY: CPUID reports shadow stacks, CR0.WP is set, and `S_CET` says what is enforced: so far
-    // nothing, or landing pads, which are verified.
+    // nothing.
     unsafe { write_cr4(cr4) };
 }
 

@@ -231,6 +231,11 @@ pub(crate) fn init() -> Result<(), OutOfMemory> {
     unsafe {
         asm!(
             "lgdt [{gdt}]",
+            // A far return takes words from a shadow stack, which has none such. CPUs that have one
+            // by now come with the selector (`boot.S`), and what it stands for is the same.
+            "mov {scratch:e}, cs",
+            "cmp {scratch:e}, {cs:e}",
+            "je 2f",
             "push {cs}",
             "lea {scratch}, [rip + 2f]",
             "push {scratch}",

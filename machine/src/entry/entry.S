@@ -783,9 +783,7 @@ settled_shadow_stack:
 // replace of this frame is SS, and words that `breakpoint` left free. No #DB comes there: a
 // program's breakpoints are on its own memory, which no such handler uses, and TF is clear; #MC
 // ends the machine.
-return_without_iret:
-    if_key {SHADOW_STACK}, return_on_shadow_stack
-returning_on_shadow_stack:
+.macro write_return
     mov {RSP}(%rsp), %rax
     mov {RIP}(%rsp), %rcx
     mov {RFLAGS}(%rsp), %rdx
@@ -793,6 +791,11 @@ returning_on_shadow_stack:
     mov %rdx, -16(%rax)
     sub $16, %rax
     mov %rax, {ORIG_RAX}(%rsp)
+.endm
+return_without_iret:
+    if_key {SHADOW_STACK}, return_on_shadow_stack
+returning_on_shadow_stack:
+    write_return
     if_key {COUNT_CALLS}, return_uncounted
     pop_registers
     mov (%rsp), %rsp
@@ -841,7 +844,23 @@ return_on_shadow_stack:
     rdsspq %rsi
     call shadow_stack_before_return
     incsspq %rax
+    if_key {UNTRAIN_ALIAS}, return_by_alias
     jmp returning_on_shadow_stack
+// The thunk of safe returns would change R11, which what was interrupted gets back: so this is
+// behind a call of its own, whose word goes before there are registers to keep, and goes to the
+// one instruction that returns.
+return_by_alias:
+    call 1f
+    int3
+1:  add $8, %rsp
+    mov $1, %eax
+    incsspq %rax
+    write_return
+    pop_registers
+    mov (%rsp), %rsp
+    popfq
+    jmp untrain_alias_return + {SAFE_RET}
+    int3
 
 // The IRET to a program has faulted: its registers are there, GS and tables are the program's, and
 // the state word says so. The fault becomes the program's: a frame of its registers and of the

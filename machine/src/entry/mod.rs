@@ -100,6 +100,7 @@ global_asm!(
     UNTRAIN_SAFE = const at_boot(static_branch::id::UNTRAIN_SAFE),
     UNTRAIN_ALIAS = const at_boot(static_branch::id::UNTRAIN_ALIAS),
     COUNT_CALLS = const at_boot(static_branch::id::COUNT_CALLS),
+    SAFE_RET = const text_patching::untrain::SAFE_RET,
     CALL_DEPTH = const crate::text::call_depth::COUNTER,
     ONE_CALL = const call_depth::called(call_depth::NONE).trailing_zeros(),
     SHADOW_STACK = const at_boot(static_branch::id::SHADOW_STACK),

@@ -25,13 +25,14 @@ use crate::memory::shadow_stack::{Frame, read, write};
 use crate::memory::stack::KernelStack;
 use crate::memory::{self, kernel_phys};
 
-/// Tokens of the shadow stacks of one CPU's interrupt stacks, by their number (SDM 3A, 6.14.5).
+/// Tokens of the shadow stacks of one CPU's interrupt stacks, by their number (SDM 3A, 6.14.5). Of
+/// number 0, which is none, that of the boot thread.
 #[repr(C, align(64))]
 struct Table(UnsafeCell<[u64; 8]>);
 
 const _: () = assert!(IST_STACKS < 8);
 
-// SAFETY: each is written by its own CPU only, before it is in use.
+// SAFETY: each is written before it is in use, by its own CPU, or before that is started.
 unsafe impl Sync for Table {}
 
 #[unsafe(link_section = ".data.sealed_entry")]
@@ -56,30 +57,42 @@ fn table() -> u64 {
     TABLES[percpu::cpu_id()].0.get() as u64
 }
 
-/// What this CPU's boot code goes on with.
-pub(crate) struct Prepared {
-    token: u64,
-}
-
-/// Prepares this CPU. `None`: there are no shadow stacks. Behind `cfi::init_cpu`; the caller goes
-/// on with `cpu::shadow_stack::begin`, and with [`verify`].
-pub(crate) fn prepare() -> Result<Option<Prepared>, OutOfMemory> {
+/// Prepares the first CPU, and says whether there are shadow stacks: the caller goes on with
+/// `cpu::shadow_stack::begin`. Before text is changed: the thunk that returns then go to wants one.
+pub(crate) fn prepare() -> Result<bool, OutOfMemory> {
     if !shadow_stack::is_on() {
-        return Ok(None);
+        return Ok(false);
     }
     let stack = KernelStack::new()?;
-    let token = stack.shadow_token();
-    shadow_stack::prepare(token, table());
+    let table = prepare_other(percpu::cpu_id(), &stack);
+    shadow_stack::prepare(stack.shadow_token(), table);
     // The boot thread has the shadow stack for ever.
     core::mem::forget(stack);
-    Ok(Some(Prepared { token }))
+    Ok(true)
+}
+
+/// Notes the stack of CPU `cpu`'s boot thread, which does not run yet. Gives the address of its
+/// table, with which it begins (`boot::smp`); 0 where there are no shadow stacks.
+pub(crate) fn prepare_other(cpu: usize, stack: &KernelStack) -> u64 {
+    if !shadow_stack::is_on() {
+        return 0;
+    }
+    let table = TABLES[cpu].0.get();
+    // SAFETY: the CPU does not use its table before it has been started.
+    unsafe { (*table)[0] = stack.shadow_token() };
+    table as u64
 }
 
 /// Stops the boot unless this CPU holds what was chosen.
-pub(crate) fn verify(prepared: &Prepared) {
-    let difference = shadow_stack::difference(prepared.token, table());
+pub(crate) fn verify() {
+    if !shadow_stack::is_on() {
+        return;
+    }
+    // SAFETY: this CPU's own table, of which this word does not change any more.
+    let token = unsafe { (*TABLES[percpu::cpu_id()].0.get())[0] };
+    let difference = shadow_stack::difference(token, table());
     assert!(difference.is_none(), "shadow stacks: {} is not as it was chosen", difference.unwrap());
-    let is_busy = read(prepared.token) == prepared.token | shadow_stack::BUSY;
+    let is_busy = read(token) == token | shadow_stack::BUSY;
     assert!(is_busy, "shadow stacks: this CPU's token is not taken");
 }
 

@@ -3,6 +3,7 @@
 //! expect. Which sequence ran where is seen by stepping (`window`).
 
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -18,7 +19,7 @@ use super::Test;
 use crate::cpu::percpu::{self, cpu_id};
 use crate::cpu::speculation::{self, mask_index, mask_user};
 use crate::cpu::sync::IrqGuard;
-use crate::cpu::{self, MAX_CPUS};
+use crate::cpu::{self, MAX_CPUS, apic, clock, shadow_stack};
 use crate::ensure;
 use crate::memory::USER_END;
 use crate::mitigations::{self as machine_mitigations, behind_guests, plan};
@@ -32,6 +33,8 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "mitigations::returns_and_branches_are_made_where_it_was_chosen", run: places },
     Test { name: "mitigations::calls_and_returns_count", run: counted },
     Test { name: "mitigations::an_interrupted_return_is_finished", run: finished },
+    Test { name: "mitigations::interrupted_anywhere_both_stacks_agree", run: both_stacks },
+    Test { name: "mitigations::ticks_in_safe_returns", run: ticks_in_returns },
     Test { name: "mitigations::text_is_as_it_was_chosen", run: text },
     Test { name: "mitigations::a_guest_is_followed_by_one_flush", run: flush },
     Test { name: "mitigations::a_barrier_stands_between_those_who_ask", run: barriers },
@@ -104,7 +107,7 @@ pub(super) fn step(regs: &mut PtRegs) -> bool {
     let is_count = opcode[..5] == call_depth::count(0)[..5];
     count(&COUNTED, &[is_count, is_thunk && plan().returns == Returns::Counted]);
     if untrain::is_safe_return(regs.rip) {
-        let is_first = untrain::safe_returns().contains(&regs.rip);
+        let is_first = untrain::starts().contains(&regs.rip);
         count(&IN_SAFE, &[is_first, !is_first]);
     }
     match opcode[0] {
@@ -247,8 +250,77 @@ fn counted() -> Result<(), String> {
     Ok(())
 }
 
+/// Places of the safe return that was chosen at which the CPU can be interrupted.
+fn interruptible() -> Vec<u64> {
+    let [safe, alias] = untrain::starts();
+    let start = if plan().returns == Returns::SafeAlias { alias } else { safe };
+    (start..start + 32).filter(|&at| untrain::is_safe_return(at)).collect()
+}
+
+/// Steps through returns, of which each is interrupted at every instruction and finished at one of
+/// them: the stack and the shadow stack are as without that, and all lead where they were called.
+fn both_stacks() -> Result<(), String> {
+    if !plan().returns.are_safe() {
+        return Ok(());
+    }
+    let places = interruptible();
+    let wanted = if shadow_stack::is_on() { 4 } else { 2 };
+    ensure!(places.len() == wanted, "{} instructions of a safe return", places.len());
+    for at in places {
+        untrain::observed::ONLY_AT.store(at, Ordering::SeqCst);
+        untrain::observed::FINISHED.store(0, Ordering::SeqCst);
+        let before = shadow_stack::ssp();
+        stepped!("ktest_places");
+        let after = shadow_stack::ssp();
+        untrain::observed::ONLY_AT.store(0, Ordering::SeqCst);
+        let finished = untrain::observed::FINISHED.load(Ordering::SeqCst);
+        let returns = RETURNS[0].load(Ordering::SeqCst);
+        ensure!(before == after, "{at:#x}: SSP was {before:#x} and is {after:#x}");
+        // A retpoline branches by a return of its own.
+        let wanted = 3 + u64::from(plan().branches == Branches::Thunk);
+        ensure!(finished == wanted, "{at:#x}: {finished} of {wanted} returns were finished");
+        ensure!(returns >= 3, "{at:#x}: {returns} returns");
+    }
+    Ok(())
+}
+
+/// Most interrupts that the test waits for, and how long it is to the next.
+const MAX_TICKS: u64 = 2000;
+const TICK_NS: u64 = 50_000;
+/// Returns that they are to find in the middle.
+const FOUND: u64 = 5;
+
+/// The timer interrupts a loop of returns, on the stack that the loop runs on.
+fn ticks_in_returns() -> Result<(), String> {
+    if !plan().returns.are_safe() {
+        return Ok(());
+    }
+    untrain::observed::FINISHED.store(0, Ordering::SeqCst);
+    let before = shadow_stack::ssp();
+    for tick in 0..MAX_TICKS {
+        // Not in step with the loop.
+        let end = clock::now_ns() + TICK_NS + tick * 7;
+        apic::arm_timer(TICK_NS + tick * 7);
+        while clock::now_ns() < end + TICK_NS {
+            for n in 0..20 {
+                ensure!(one_more(n) == n + 1, "a return brought something else");
+            }
+        }
+        let after = shadow_stack::ssp();
+        ensure!(before == after, "SSP was {before:#x} and is {after:#x}");
+        if untrain::observed::FINISHED.load(Ordering::SeqCst) >= FOUND {
+            return Ok(());
+        }
+    }
+    Err("no tick came in the middle of a return".into())
+}
+
 /// Frames of a CPU that was interrupted in and beside a safe return.
 fn finished() -> Result<(), String> {
+    if shadow_stack::is_on() {
+        // No interrupt has made this frame, and there is none to change: `both_stacks` does.
+        return Ok(());
+    }
     // The thunk's return address, the function's, and what is behind it.
     let stack = [1_u64, 2, 3];
     let at = stack.as_ptr() as u64;

@@ -37,7 +37,7 @@ use crate::memory;
 use crate::text::cfi;
 use crate::text::static_branch::{self, StaticKey, id, static_branch_unlikely};
 use crate::text::text_poke::LiveText;
-use crate::text::{call_depth, thunk, untrain};
+use crate::text::{call_depth, sites, thunk, untrain};
 
 pub mod behind_guests;
 
@@ -120,6 +120,10 @@ fn choose_shadow_stacks(command_line: &str, plan: &Plan) {
         keeps_tokens: features.sss,
     };
     let choice = choose(asked, own, plan);
+    if !sites::are_filled() {
+        // Text says who uses them: an image whose text stays as it was built has none.
+        return;
+    }
     let warning = if asked == Asked::On && !choice.is_on() { "warning: " } else { "" };
     crate::log!("{warning}{choice}");
     shadow_stack::set_on(choice.is_on());
@@ -271,9 +275,6 @@ fn at_switch(plan: &Plan) -> bool {
 /// Switches a key that only changes now.
 fn set<K: StaticKey>(on: bool) {
     if static_branch::set::<K>(on).is_err() && on {
-        if K::ID == id::SHADOW_STACK {
-            shadow_stack::set_on(false);
-        }
         crate::log!("mitigations: this image has no site tables, text stays as it was built");
     }
 }

@@ -205,12 +205,16 @@ pub(crate) fn init_cpu() {
         return;
     }
     let cr4 = cpu::read_cr4() | cr::CR4_CET;
-    // SAFETY: CPUID reports IBT, and so the register is there; it says nothing until CR4 does.
-    unsafe { cpu::wrmsr(msr::S_CET, cr::S_CET_ENDBR) };
+    let shadow = if cpu::shadow_stack::is_on() { cr::S_CET_SHADOW_STACK } else { 0 };
+    // SAFETY: CPUID reports IBT, and so the register is there. What it says of shadow stacks stays
+    // as it is, and CR4.CET says that it is asked only where they are, or when every target of an
+    // indirect branch has its landing pad.
+    unsafe { cpu::wrmsr(msr::S_CET, cr::S_CET_ENDBR | shadow) };
     // SAFETY: every target of an indirect branch has its landing pad, which the boot pass has
     // verified, and so have the entries.
     unsafe { cpu::write_cr4(cr4) };
-    let is_on = cpu::read_cr4() & cr::CR4_CET != 0 && cpu::rdmsr(msr::S_CET) == cr::S_CET_ENDBR;
+    let is_on =
+        cpu::read_cr4() & cr::CR4_CET != 0 && cpu::rdmsr(msr::S_CET) == cr::S_CET_ENDBR | shadow;
     assert!(is_on, "CFI: this CPU does not look for landing pads");
 }
 

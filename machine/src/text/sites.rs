@@ -25,6 +25,11 @@ unsafe extern "C" {
     static __limen_sites_end: u8;
 }
 
+/// Whether objtool has finished this image.
+pub(crate) fn are_filled() -> bool {
+    tables().first().is_some_and(|&first| first != 0)
+}
+
 /// The tables, as they are in the image; all zero in an image that objtool has not finished.
 #[must_use]
 pub fn tables() -> &'static [u8] {

@@ -6,7 +6,7 @@
 //! of it is entry text: entries untrain before they have caught up, and before their first return.
 //!
 //! An interrupt in the middle of a safe return would use up the prediction that its call has made:
-//! [`finish_return`] makes the rest of it in the frame.
+//! [`finish_return`] makes the rest of it in the frame, and on the shadow stack where there is one.
 //!
 //! Neighbours: `entry.S` (`guard_untrain`) and `vmrun/behind.S` run the sequences, `mitigations`
 //! chooses the thunk, `thunk` has those of other CPUs.
@@ -15,9 +15,11 @@ use core::arch::global_asm;
 
 use entry::PtRegs;
 use mitigations::plan::Returns;
-use text_patching::untrain::{self, Places};
+use text_patching::untrain::{self, Places, Rest};
 
+use crate::cpu::shadow_stack::{self, ShadowStack};
 use crate::cpu::static_key::{StaticKey, id, static_branch_unlikely};
+use crate::memory::shadow_stack::Frame;
 use crate::text::text_poke::LiveText;
 
 unsafe extern "C" {
@@ -27,6 +29,7 @@ unsafe extern "C" {
     static untrain_alias: u8;
     static untrain_alias_return: u8;
     static untrain_alias_thunk: u8;
+    static untrain_alias_shadow_thunk: u8;
 }
 
 /// Where all returns go on Zen 1 and 2 for retbleed.
@@ -39,9 +42,14 @@ pub(crate) fn safe_thunk() -> u64 {
     (&raw const untrain_safe_thunk) as u64
 }
 
-/// Where they go on Zen 3 and 4 for SRSO.
+/// Where they go on Zen 3 and 4 for SRSO. With shadow stacks only on CPUs that use theirs: the
+/// thunk is an invalid opcode elsewhere.
 pub(crate) fn alias_thunk() -> u64 {
-    (&raw const untrain_alias_thunk) as u64
+    if shadow_stack::is_on() {
+        (&raw const untrain_alias_shadow_thunk) as u64
+    } else {
+        (&raw const untrain_alias_thunk) as u64
+    }
 }
 
 /// Where what untrains by an alias is.
@@ -82,16 +90,19 @@ pub(crate) fn finish_return(regs: &mut PtRegs) {
     }
 }
 
-fn words_to_drop(rip: u64) -> Option<u64> {
+fn rest_of_return(rip: u64) -> Option<Rest> {
     let Places { safe_return, alias_return, .. } = places();
-    let starts = [safe_return, alias_return];
-    starts.into_iter().find_map(|start| untrain::words_to_drop(start, rip))
+    let at_alias = match static_branch_unlikely::<ShadowStack>() {
+        true => untrain::rest_of_shadowed_return(alias_return, rip),
+        false => untrain::rest_of_return(alias_return, rip),
+    };
+    at_alias.or_else(|| untrain::rest_of_return(safe_return, rip))
 }
 
 /// Whether the CPU is between the call of a safe return and that return.
 #[cfg(feature = "ktest")]
 pub(crate) fn is_safe_return(rip: u64) -> bool {
-    words_to_drop(rip).is_some()
+    rest_of_return(rip).is_some()
 }
 
 /// Where safe returns are.
@@ -100,14 +111,50 @@ pub(crate) fn safe_returns() -> [u64; 2] {
     [places().safe_return, places().alias_return]
 }
 
+/// Where they begin, as thunks call them.
+#[cfg(feature = "ktest")]
+pub(crate) fn starts() -> [u64; 2] {
+    let front = if shadow_stack::is_on() { untrain::SHADOW_FRONT.len() as u64 } else { 0 };
+    [places().safe_return, places().alias_return - front]
+}
+
+/// What a test has to do with the rest of interrupted returns.
+#[cfg(feature = "ktest")]
+pub(crate) mod observed {
+    use core::sync::atomic::{AtomicU64, Ordering};
+
+    /// The only place at which one is finished; 0: any. Without that all that is lost is what the
+    /// return was predicted by.
+    pub(crate) static ONLY_AT: AtomicU64 = AtomicU64::new(0);
+    /// How many were.
+    pub(crate) static FINISHED: AtomicU64 = AtomicU64::new(0);
+
+    pub(super) fn is_let_go_on(rip: u64) -> bool {
+        let only = ONLY_AT.load(Ordering::SeqCst);
+        let is_other = only != 0 && only != rip;
+        FINISHED.fetch_add(u64::from(!is_other), Ordering::SeqCst);
+        is_other
+    }
+}
+
 #[inline(never)]
 pub(crate) fn finish(regs: &mut PtRegs) {
-    let Some(words) = words_to_drop(regs.rip) else { return };
+    let Some(Rest { words, shadow_words }) = rest_of_return(regs.rip) else { return };
+    #[cfg(feature = "ktest")]
+    if observed::is_let_go_on(regs.rip) {
+        return;
+    }
     let at = regs.rsp + 8 * words;
     // SAFETY: the CPU was between the thunk's call and its return, so the thunk's return address,
     // if it is there still, and the function's are the next words of the interrupted stack.
     regs.rip = unsafe { (at as *const u64).read() };
     regs.rsp = at + 8;
+    if static_branch_unlikely::<ShadowStack>() {
+        let frame = Frame::innermost();
+        frame.set_ssp(frame.ssp() + 8 * (shadow_words + 1));
+        // At once: the way back from a vector with a stack of its own compares nothing.
+        frame.set(0, regs.rip);
+    }
 }
 
 global_asm!(
@@ -120,13 +167,20 @@ global_asm!(
     untrain_alias:
         .byte 0x66, 0x90
         lfence
-        jmp untrain_alias_thunk
+        jmp __x86_return_thunk
         int3
     .size untrain_alias, . - untrain_alias
     .popsection
 
     // At the other address: a section of its own, and nothing behind it.
     .pushsection .text.untrain_alias_return, "ax", @progbits
+    // Where there are shadow stacks; before the return, which is the same then.
+    .globl untrain_alias_shadow_return
+    .type untrain_alias_shadow_return, @function
+    untrain_alias_shadow_return:
+        mov $1, %r11d
+        incsspq %r11
+    .size untrain_alias_shadow_return, . - untrain_alias_shadow_return
     .globl untrain_alias_return
     .type untrain_alias_return, @function
     untrain_alias_return:
@@ -182,6 +236,12 @@ global_asm!(
         call untrain_alias_return
         ud2
     .size untrain_alias_thunk, . - untrain_alias_thunk
+    .globl untrain_alias_shadow_thunk
+    .type untrain_alias_shadow_thunk, @function
+    untrain_alias_shadow_thunk:
+        call untrain_alias_shadow_return
+        ud2
+    .size untrain_alias_shadow_thunk, . - untrain_alias_shadow_thunk
     .popsection
     "#,
     options(att_syntax)

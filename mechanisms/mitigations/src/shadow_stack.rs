@@ -2,15 +2,34 @@
 //! on pages that no ordinary store changes, and stops a return that leads elsewhere. Whether they
 //! are used: `kernel_shstk=`.
 //!
-//! Why it is hard: a return that no call made is stopped, too, and some means against speculation
-//! are such returns. Where one of them was chosen it stays, and there is no shadow stack: holes of
-//! the CPU can be used by any program, and a changed return address needs a bug of the kernel
-//! first.
+//! Why it is hard: a return that no call made is stopped, too, and a call that never returns leaves
+//! a word that the next return is compared with. Some means against speculation are such returns or
+//! calls. Where one of them was chosen that cannot do without, it stays, and there is no shadow
+//! stack: holes of the CPU can be used by any program, and a changed return address needs a bug of
+//! the kernel first.
+//!
+//! | Sequence | Calls that are not returned to | With shadow stacks |
+//! |---|---|---|
+//! | safe return, Zen 3 and 4 | one for each return | another thunk drops its word (`untrain`) |
+//! | safe return, Zen 1 and 2 | one for each return | excluded: none of these CPUs has any |
+//! | overlaid return | none | as it is |
+//! | aligned return and branch | none | as they are |
+//! | retpoline | one, whose return goes to the target | excluded: no store changes the word |
+//! | return that counts calls | 16 where it fills the stack | excluded: only with retpolines |
+//! | filling at switches and behind guests | 32 | INCSSPQ drops them (`cpu/fill.S`) |
+//! | one call behind guests | one | INCSSPQ drops it |
+//! | loops that clear branch history | none: each call has its return | as they are |
+//! | return from within an NMI | one, where it goes by the safe return | INCSSPQ drops it |
+//! | int3 that stands for a call or a return | none | the handler changes both stacks |
+//!
+//! INCSSPQ is an invalid opcode without a shadow stack. So the sequences that run anywhere ask
+//! first (RDSSPQ), and returns go to the thunk that drops on CPUs that have theirs already: the
+//! first one begins before text is changed, the others before they run Rust.
 
 use core::fmt;
 
 use crate::Plan;
-use crate::plan::Branches;
+use crate::plan::{Branches, Returns};
 
 /// The parameter's name.
 pub const NAME: &str = "kernel_shstk";
@@ -67,8 +86,10 @@ pub enum Choice {
     Isolation,
     /// The retpoline is a return that no call made.
     Retpoline,
-    /// A safe return drops an address that a shadow stack keeps.
+    /// A safe return drops an address that a shadow stack keeps: the form of CPUs without any.
     SafeReturns,
+    /// What counts calls fills the return stack.
+    CountedCalls,
 }
 
 impl Choice {
@@ -91,6 +112,7 @@ impl fmt::Display for Choice {
             Self::Isolation => "shadow stacks: off, page tables are isolated",
             Self::Retpoline => "shadow stacks: off, retpolines are returns without calls",
             Self::SafeReturns => "shadow stacks: off, safe returns drop return addresses",
+            Self::CountedCalls => "shadow stacks: off, counted calls leave return addresses",
         })
     }
 }
@@ -104,15 +126,19 @@ pub const fn choose(asked: Asked, cpu: Cpu, plan: &Plan) -> Choice {
         Asked::Auto | Asked::On if cpu.is_virtual && !cpu.keeps_tokens => Choice::Hypervisor,
         Asked::Auto | Asked::On if plan.pti => Choice::Isolation,
         Asked::Auto | Asked::On if matches!(plan.branches, Branches::Thunk) => Choice::Retpoline,
-        Asked::Auto | Asked::On if plan.returns.are_safe() => Choice::SafeReturns,
-        Asked::Auto | Asked::On => Choice::On,
+        Asked::Auto | Asked::On => match plan.returns {
+            Returns::Safe => Choice::SafeReturns,
+            Returns::Counted => Choice::CountedCalls,
+            Returns::Plain | Returns::Aligned | Returns::Overlaid | Returns::SafeAlias => {
+                Choice::On
+            }
+        },
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Returns;
     use crate::{Built, Options, profiles, select};
 
     const CPU: Cpu = Cpu { has_shadow_stacks: true, is_virtual: false, keeps_tokens: false };
@@ -144,7 +170,9 @@ mod tests {
             (Plan { pti: true, ..good }, Choice::Isolation),
             (Plan { branches: Branches::Thunk, ..good }, Choice::Retpoline),
             (Plan { returns: Returns::Safe, ..good }, Choice::SafeReturns),
-            (Plan { returns: Returns::SafeAlias, ..good }, Choice::SafeReturns),
+            (Plan { returns: Returns::Counted, ..good }, Choice::CountedCalls),
+            (Plan { returns: Returns::SafeAlias, ..good }, Choice::On),
+            (Plan { returns: Returns::Overlaid, ..good }, Choice::On),
             (Plan { returns: Returns::Aligned, ..good }, Choice::On),
             (Plan { branches: Branches::Lfence, ..good }, Choice::On),
         ] {
@@ -154,6 +182,28 @@ mod tests {
         }
         let retpoline = plan("alderlake-e-core", "spectre_v2=retpoline");
         assert_eq!(choose(Asked::On, CPU, &retpoline), Choice::Retpoline);
+    }
+
+    const ROCKET_LAKE: (&str, &str) =
+        ("rocketlake", "spectre_v2=eibrs,retpoline indirect_target_selection=stuff");
+
+    /// What the CPUs have that are affected: safe returns and shadow stacks go together on Zen 4,
+    /// and on Zen 3 without the retpolines that it has for indirect branches; who counts calls has
+    /// those.
+    #[test]
+    fn what_goes_together() {
+        for (profile, line, returns, choice) in [
+            ("zen4", "", Returns::SafeAlias, Choice::On),
+            ("zen3", "", Returns::SafeAlias, Choice::Retpoline),
+            ("zen3", "spectre_v2=off", Returns::SafeAlias, Choice::On),
+            ("zen2", "spectre_v2=off", Returns::Safe, Choice::SafeReturns),
+            ("zen2", "spectre_v2=off spec_rstack_overflow=off", Returns::Overlaid, Choice::On),
+            (ROCKET_LAKE.0, ROCKET_LAKE.1, Returns::Counted, Choice::Retpoline),
+        ] {
+            let plan = plan(profile, line);
+            assert_eq!(plan.returns, returns, "{profile} {line}");
+            assert_eq!(choose(Asked::Auto, CPU, &plan), choice, "{profile} {line}");
+        }
     }
 
     #[test]

@@ -12,7 +12,10 @@
 //! | safe | Zen 1, 2 (SRSO) | `48 b8` before: with eight bytes `movabs` | a call, then a trap |
 //! | alias | Zen 3, 4 (SRSO) | code at an address that is one to the buffer | the same, there |
 //!
-//! What the thunk calls is `lea 8(%rsp), %rsp; ret`.
+//! What the thunk calls is `lea 8(%rsp), %rsp; ret`. Zen 3 and 4 can have shadow stacks, where the
+//! thunk's call has left its address, too: there another thunk calls what lies right before these
+//! two instructions, `mov $1, %r11d; incsspq %r11`, and goes on with them. It is the same return at
+//! the same address. R11 is what nobody expects anything of behind a return, which objtool proves.
 //!
 //! The first two execute the thunk's bytes as part of an instruction that does not branch: what was
 //! predicted there is found wrong, and forgotten. The third executes something else where the
@@ -22,11 +25,13 @@
 //! nothing that a program has put there.
 //!
 //! An interrupt between that call and its return takes the prediction that the call has made: so
-//! the handler makes the rest of the sequence itself ([`words_to_drop`]).
+//! the handler makes the rest of the sequence itself ([`rest_of_return`]), on both stacks.
 //!
 //! objtool compares the image with these bytes, boot compares memory with them.
 
+use crate::jump_label::JMP32;
 use crate::poke::Text;
+use crate::return_site::RET;
 
 /// The bits in which two addresses that are one to the branch target buffer of Zen 3 and 4 differ.
 pub const ALIAS_BITS: u64 = 1 << 2 | 1 << 8 | 1 << 14 | 1 << 20;
@@ -43,13 +48,16 @@ pub const SAFE_PREFIX: [u8; 2] = [0x48, 0xb8];
 pub const SAFE: [u8; 11] = [0x48, 0x8d, 0x64, 0x24, 0x08, 0xc3, 0xcc, 0xcc, 0x0f, 0xae, 0xe8];
 /// lea 8(%rsp), %rsp; ret; int3.
 pub const ALIAS_RETURN: [u8; 7] = [0x48, 0x8d, 0x64, 0x24, 0x08, 0xc3, 0xcc];
-/// A nop of two bytes, lfence, and the opcode of the jump, which lies where the other address has
-/// its return.
-pub const ALIAS: [u8; 6] = [0x66, 0x90, 0x0f, 0xae, 0xe8, 0xe9];
+/// mov $1, %r11d; incsspq %r11: before the alias's return where there are shadow stacks.
+pub const SHADOW_FRONT: [u8; 11] = [0x41, 0xbb, 1, 0, 0, 0, 0xf3, 0x49, 0x0f, 0xae, 0xeb];
+/// Where the second instruction of that is.
+const SHADOW_DROP: u64 = 6;
+/// A nop of two bytes, lfence. What follows is the jump to the thunk, which lies where the other
+/// address has its return. It is a return of the image as all others are: plain until boot has
+/// sent it where they go.
+pub const ALIAS: [u8; 5] = [0x66, 0x90, 0x0f, 0xae, 0xe8];
 /// Where a safe return has its return, behind the lea.
-const SAFE_RET: u64 = 5;
-/// What lies on the stack before the lea: the thunk's own return address.
-const OWN_WORDS: u64 = 1;
+pub const SAFE_RET: u64 = 5;
 
 /// Whether the buffer of Zen 3 and 4 takes the two addresses for one.
 #[must_use]
@@ -64,14 +72,34 @@ pub const fn has_alias_above(at: u64) -> bool {
     at & ALIAS_BITS == 0
 }
 
-/// What the rest of a safe return at `start` would do, if the CPU was interrupted at `rip`: how
-/// many words go from the stack before the return address. `None`: it was not interrupted there.
+/// What is left of a safe return: how many words go from each stack before the return address.
+/// Until then it is the thunk's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rest {
+    /// From the stack.
+    pub words: u64,
+    /// From the shadow stack, if there is one.
+    pub shadow_words: u64,
+}
+
+/// What the rest of a safe return at `start` would do, if the CPU was interrupted at `rip`. `None`:
+/// it was not interrupted there.
 #[must_use]
-pub const fn words_to_drop(start: u64, rip: u64) -> Option<u64> {
-    match rip.wrapping_sub(start) {
-        0 => Some(OWN_WORDS),
-        SAFE_RET => Some(0),
-        _ => None,
+pub const fn rest_of_return(start: u64, rip: u64) -> Option<Rest> {
+    Some(match rip.wrapping_sub(start) {
+        0 => Rest { words: 1, shadow_words: 0 },
+        SAFE_RET => Rest { words: 0, shadow_words: 0 },
+        _ => return None,
+    })
+}
+
+/// The same of the return behind what drops the word of the shadow stack.
+#[must_use]
+pub const fn rest_of_shadowed_return(start: u64, rip: u64) -> Option<Rest> {
+    let front = start.wrapping_sub(SHADOW_FRONT.len() as u64);
+    match rip.wrapping_sub(front) {
+        0 | SHADOW_DROP => Some(Rest { words: 1, shadow_words: 1 }),
+        _ => rest_of_return(start, rip),
     }
 }
 
@@ -121,9 +149,14 @@ pub fn check(text: &impl Text, places: &Places) -> Result<(), (u64, &'static str
         (safe_return, &SAFE),
         (alias, &ALIAS),
         (alias_return, &ALIAS_RETURN),
+        (alias_return.wrapping_sub(SHADOW_FRONT.len() as u64), &SHADOW_FRONT),
     ];
     if let Some(&(at, _)) = whole.iter().find(|(at, bytes)| !has(text, *at, bytes)) {
         return Err((at, "is not the sequence that untrains or returns"));
+    }
+    let last = alias.wrapping_add(ALIAS.len() as u64);
+    if ![RET, JMP32].into_iter().any(|opcode| has(text, last, &[opcode])) {
+        return Err((last, "is no return of the image"));
     }
     Ok(())
 }
@@ -165,9 +198,9 @@ mod tests {
         assert_eq!(mnemonics(&SAFE), [Lea, Ret, Int3, Int3, Lfence]);
         assert_eq!(with(&SAFE_PREFIX, &SAFE), [Mov, Lfence]);
         assert_eq!(mnemonics(&ALIAS_RETURN), [Lea, Ret, Int3]);
-        assert_eq!(with(&ALIAS, &[0; 4]), [Nop, Lfence, Jmp]);
+        assert_eq!(with(&ALIAS, &[JMP32, 0, 0, 0, 0]), [Nop, Lfence, Jmp]);
         // Jump and return are at one place of the line.
-        assert_eq!(ALIAS[SAFE_RET as usize], 0xe9);
+        assert_eq!(ALIAS.len() as u64, SAFE_RET);
         for bytes in [&SAFE[..], &ALIAS_RETURN] {
             assert_eq!(bytes[SAFE_RET as usize], crate::return_site::RET);
         }
@@ -183,13 +216,50 @@ mod tests {
         assert!(!is_alias(BASE, BASE) && !is_alias(BASE, BASE + (1 << 20)));
     }
 
+    /// One word goes, by the register that objtool looks for, and the two instructions are those
+    /// between which the CPU can be interrupted.
+    #[test]
+    fn the_front_drops_one_word() {
+        use iced_x86::{Code, Register};
+        let mut decoder = Decoder::with_ip(64, &SHADOW_FRONT, BASE, DecoderOptions::NONE);
+        let [first, second] = [decoder.decode(), decoder.decode()];
+        assert_eq!((first.code(), first.immediate32()), (Code::Mov_r32_imm32, 1));
+        assert_eq!(first.op0_register(), Register::R11D);
+        assert_eq!((second.code(), second.op0_register()), (Code::Incsspq_r64, Register::R11));
+        assert_eq!(second.ip(), BASE + SHADOW_DROP);
+        assert_eq!(second.next_ip(), BASE + SHADOW_FRONT.len() as u64);
+    }
+
+    /// Every byte of both forms, against what the instructions before it have done: the thunk's
+    /// call has left a word on each stack, which the lea and the INCSSPQ take.
     #[test]
     fn what_is_left_of_a_return() {
-        let left: Vec<_> = (0..12).map(|at| words_to_drop(BASE, BASE + at)).collect();
-        let mut wanted = [None; 12];
-        (wanted[0], wanted[5]) = (Some(1), Some(0));
-        assert_eq!(left, wanted);
-        assert_eq!(words_to_drop(BASE, BASE - 1), None);
+        let start = BASE + SHADOW_FRONT.len() as u64;
+        for is_shadowed in [false, true] {
+            let (begin, rest): (_, fn(u64, u64) -> _) = match is_shadowed {
+                true => (BASE, rest_of_shadowed_return),
+                false => (start, rest_of_return),
+            };
+            let bytes = [&SHADOW_FRONT[..], &ALIAS_RETURN].concat();
+            let mut decoder = Decoder::with_ip(64, &bytes, BASE, DecoderOptions::NONE);
+            let mut wanted = std::collections::BTreeMap::new();
+            let mut left = Rest { words: 1, shadow_words: u64::from(is_shadowed) };
+            for instruction in decoder.iter().filter(|it| it.ip() >= begin) {
+                match instruction.mnemonic() {
+                    Mnemonic::Int3 => break,
+                    _ => _ = wanted.insert(instruction.ip(), left),
+                }
+                match instruction.mnemonic() {
+                    Mnemonic::Incsspq => left.shadow_words = 0,
+                    Mnemonic::Lea => left.words = 0,
+                    _ => {}
+                }
+            }
+            assert_eq!(wanted.len(), if is_shadowed { 4 } else { 2 });
+            for at in BASE - 2..BASE + 24 {
+                assert_eq!(rest(start, at), wanted.get(&at).copied(), "{at:#x} {is_shadowed}");
+            }
+        }
     }
 
     fn image() -> Vec<u8> {
@@ -200,8 +270,8 @@ mod tests {
         };
         put(PLACES.overlaid - 1, &[&OVERLAID_PREFIX[..], &OVERLAID].concat());
         put(PLACES.safe_return - 2, &[&SAFE_PREFIX[..], &SAFE].concat());
-        put(PLACES.alias, &ALIAS);
-        put(PLACES.alias_return, &ALIAS_RETURN);
+        put(PLACES.alias, &[&ALIAS[..], &[JMP32]].concat());
+        put(PLACES.alias_return - 11, &[&SHADOW_FRONT[..], &ALIAS_RETURN].concat());
         bytes
     }
 
@@ -214,7 +284,7 @@ mod tests {
             (PLACES.overlaid - 1, 6),
             (PLACES.safe_return - 2, 13),
             (PLACES.alias, 6),
-            (PLACES.alias_return, 7),
+            (PLACES.alias_return - 11, 18),
         ];
         for (start, len) in starts {
             for at in start..start + len {

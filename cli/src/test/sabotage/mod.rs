@@ -2,8 +2,9 @@
 //! the sources and names the test that must fail then; a row that nothing notices has survived, and
 //! fails the level.
 //!
-//! Rows are of three kinds, by what notices: a test of a crate on this host; a test in the booted
-//! kernel, or the boot itself; the proof that the image is built through. Those of the host
+//! Rows are of four kinds, by what notices: a test of a crate on this host; a test in the booted
+//! kernel, or the boot itself; a program on that kernel; the proof that the image is built through.
+//! Those of the host
 //! run among all levels, for a crate is built in seconds. `--all` runs every row, which builds the
 //! kernel once for each batch: rows of one batch are applied together, so they must break different
 //! tests. The unbroken sources are what the other levels run.
@@ -22,7 +23,7 @@ use serde::Deserialize;
 
 use self::copy::Copy;
 use super::watch::Running;
-use super::{Context, Summary, audit, bochs, kernel};
+use super::{Context, Summary, audit, bochs, guest, kernel};
 use crate::{Error, image, toolchain};
 
 const ROWS: &str = include_str!("rows.toml");
@@ -61,7 +62,9 @@ enum Catcher {
     /// A test in the kernel; with the facts of a CPU that nobody here has, by its name.
     Kernel { kernel: String, smp: Option<u8>, cpu: Option<String>, append: Option<String> },
     /// The same on Bochs, which has what QEMU's emulation lacks.
-    Bochs { bochs: String },
+    Bochs { bochs: String, cpu: Option<String> },
+    /// A program of `guest/tests` there, as it is in the sources that are not broken.
+    Guest { guest: String },
     /// Two boots, of which this test says the same.
     Boots { boots: String },
     /// The boot does not get as far as its tests, and says this.
@@ -218,11 +221,17 @@ impl Bench<'_> {
                 let append = format!("ktest={kernel} {facts} {append}");
                 judge_kernel(&kernel::boot(built.to_owned(), smp.unwrap_or(1), append)?, kernel)
             }
-            Catcher::Bochs { bochs } => {
+            Catcher::Bochs { bochs, cpu } => {
+                bochs::prepare()?;
+                let facts = cpu.as_deref().map(kernel::facts).transpose()?.unwrap_or_default();
+                let dir = self.target.join("bochs");
+                let parameters = format!("ktest={bochs} {facts}");
+                judge_kernel(&bochs::boot_tests(self.context, &dir, built, &parameters)?, bochs)
+            }
+            Catcher::Guest { guest } => {
                 bochs::prepare()?;
                 let dir = self.target.join("bochs");
-                let parameters = format!("ktest={bochs}");
-                judge_kernel(&bochs::boot_tests(self.context, &dir, built, &parameters)?, bochs)
+                judge_program(&bochs::boot_programs(self.context, &dir, built, guest)?, guest)
             }
             Catcher::Panic { panic, append } => {
                 let append = append.as_deref().unwrap_or_default();
@@ -265,6 +274,20 @@ fn judge_kernel(lines: &[String], test: &str) -> Noticed {
     let of_row: Vec<bool> =
         tests.filter(|(name, _)| name.contains(test)).map(|(_, passed)| passed).collect();
     let died = lines.iter().any(|line| line.contains("panic: "));
+    match of_row[..] {
+        _ if of_row.contains(&false) || died => Ok(()),
+        [] => Err(format!("no test {test} came to an end").into()),
+        _ => Err(format!("SURVIVED: {test} passes").into()),
+    }
+}
+
+/// Whether a program's test with `test` in its name has failed in this log, or has ended the
+/// machine.
+fn judge_program(log: &str, test: &str) -> Noticed {
+    let results = guest::parse(log);
+    let of_row: Vec<bool> =
+        results.iter().filter(|(name, _)| name.contains(test)).map(|(_, passed)| *passed).collect();
+    let died = log.lines().any(|line| line.contains("panic: "));
     match of_row[..] {
         _ if of_row.contains(&false) || died => Ok(()),
         [] => Err(format!("no test {test} came to an end").into()),
@@ -329,6 +352,11 @@ mod tests {
         assert!(judge_kernel(&lines, "x::y").is_ok());
         assert!(judge_kernel(&lines, "x::z").is_err());
         assert!(judge_kernel(&lines, "nothing").is_err());
+        let log = lines.join("\n");
+        assert!(judge_program(&log, "x::y").is_ok());
+        assert!(judge_program(&log, "x::z").is_err_and(|why| why.to_string().contains("SURVIVED")));
+        assert!(judge_program(&log, "nothing").is_err());
+        assert!(judge_program("limen: panic: shadow stack", "x::z").is_ok());
     }
 
     #[test]
