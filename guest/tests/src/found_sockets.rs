@@ -1078,7 +1078,9 @@ fn raw_packets_in_parts() {
     // Packets with headers of their own do not wait, and leave the other one alone.
     let mut whole = [0u8; 22];
     (whole[0], whole[8], whole[9]) = (0x45, 64, 200);
-    [12, 16].map(|at| whole[at..at + 4].copy_from_slice(&LOOPBACK));
+    for at in [12, 16] {
+        whole[at..at + 4].copy_from_slice(&LOOPBACK);
+    }
     send(near, b"ab", MORE, Some(&one)).is(2);
     set(near, 0, 3, 1).is(0);
     send(near, &whole, MORE, Some(&one)).is(22);

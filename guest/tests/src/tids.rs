@@ -353,8 +353,9 @@ fn sums_of_its_process() {
             fields[14].parse::<u64>().unwrap() + fields[15].parse::<u64>().unwrap()
         };
         let own = format!("self/task/{t}");
-        until(|| ticks("self") >= ticks(&own) + 5);
-        assert!(ticks(&t.to_string()) >= ticks(&own) + 5);
+        // The thread itself may run between two looks.
+        until(|| ticks("self") >= ticks(&own) + 20);
+        assert!(ticks(&t.to_string()) >= ticks(&own) + 10);
         let reads = |id: &str| value(&text(&format!("/proc/{id}/io")), "syscr").parse::<u64>();
         let (_, before) = (pipe(), reads(&t.to_string()).unwrap());
         assert!(reads(&t.to_string()).unwrap() > before);
