@@ -19,7 +19,7 @@ tests!("shstk":
     tracers_lock_and_unlock, switched_on_and_off, returns_are_checked, stores_are_refused,
     the_kernel_writes_nothing, written_by_wrss, mapped, mapped_with_a_token, rights_change,
     areas_are_told_and_kept_apart, handlers_return, a_handler_returns_by_its_frame,
-    signals_on_another_stack, threads_have_their_own, sizes_are_the_stacks, copied_by_fork,
+    what_leads_back_is_marked, signals_on_another_stack, threads_have_their_own, sizes_are_the_stacks, copied_by_fork,
     lent_to_a_vfork_child, dropped_by_exec, tracers_see_and_move, cores_tell_where_they_end,
     nothing_leaks, threads_come_and_go, half_a_word_aside,
 );
@@ -139,6 +139,7 @@ fn map(address: u64, size: usize, flags: u64) -> Res {
 
 // limen_returns_elsewhere(rdi: code): to a place that no call came from, which exits.
 // limen_early_sigreturn: a handler that ends as one does that has returned, but has not.
+// limen_word_as_it_is, limen_word_without_mark: handlers that write the word which leads back.
 // limen_to_and_back(rdi: a token's address) -> rax: SSP there. By way of another shadow stack, on
 // which a call is made.
 global_asm!(
@@ -160,6 +161,23 @@ global_asm!(
     "syscall",
     "ud2",
     ".size limen_early_sigreturn, . - limen_early_sigreturn",
+    ".globl limen_word_as_it_is",
+    ".type limen_word_as_it_is, @function",
+    "limen_word_as_it_is:",
+    "rdsspq rax",
+    "mov rcx, [rax + 8]",
+    "wrssq [rax + 8], rcx",
+    "ret",
+    ".size limen_word_as_it_is, . - limen_word_as_it_is",
+    ".globl limen_word_without_mark",
+    ".type limen_word_without_mark, @function",
+    "limen_word_without_mark:",
+    "rdsspq rax",
+    "mov rcx, [rax + 8]",
+    "btr rcx, 63",
+    "wrssq [rax + 8], rcx",
+    "ret",
+    ".size limen_word_without_mark, . - limen_word_without_mark",
     ".globl limen_to_and_back",
     ".type limen_to_and_back, @function",
     "limen_to_and_back:",
@@ -178,6 +196,8 @@ global_asm!(
 unsafe extern "C" {
     fn limen_returns_elsewhere(code: i32);
     fn limen_early_sigreturn();
+    fn limen_word_as_it_is();
+    fn limen_word_without_mark();
     fn limen_to_and_back(token: u64) -> u64;
 }
 
@@ -683,6 +703,25 @@ fn a_handler_returns_by_its_frame() {
             }
         };
         wait_signal(fork(lost), SIGSEGV);
+    });
+}
+
+/// An address of the shadow stack leads a handler back only where a signal has put it.
+fn what_leads_back_is_marked() {
+    if !exist() {
+        return;
+    }
+    let run = |handler: unsafe extern "C" fn()| {
+        fork(move || {
+            prctl(ENABLE, WRSS).is(0);
+            on_signal(SIGUSR1, handler as *const () as usize, 0, 0);
+            sc!(SYS_tgkill, pid(), tid(), SIGUSR1).is(0);
+            6
+        })
+    };
+    with(|| {
+        wait_code(run(limen_word_as_it_is), 6);
+        wait_signal(run(limen_word_without_mark), SIGSEGV);
     });
 }
 
