@@ -1098,7 +1098,7 @@ fn raw_packets_in_parts() {
 
 /// What cannot be added takes with it what was held back; what is refused before does not.
 fn parts_that_cannot_be_added() {
-    const HALF: [u8; 40_000] = [7; 40_000];
+    static HALF: [u8; 40_000] = [7; 40_000];
     for (family, to, room) in
         [(AF_INET, inet(0, LOOPBACK), 25_515), (AF_INET6, inet6(0, &[1]), 25_535)]
     {

@@ -19,7 +19,8 @@ tests!("shstk":
     tracers_lock_and_unlock, switched_on_and_off, returns_are_checked, stores_are_refused,
     the_kernel_writes_nothing, written_by_wrss, mapped, mapped_with_a_token, rights_change,
     areas_are_told_and_kept_apart, handlers_return, a_handler_returns_by_its_frame,
-    what_leads_back_is_marked, signals_on_another_stack, threads_have_their_own, sizes_are_the_stacks, copied_by_fork,
+    what_leads_back_is_marked, signals_on_another_stack, threads_have_their_own,
+    sizes_are_the_stacks, copied_by_fork,
     lent_to_a_vfork_child, dropped_by_exec, tracers_see_and_move, cores_tell_where_they_end,
     nothing_leaks, threads_come_and_go, half_a_word_aside,
 );

@@ -61,8 +61,13 @@ enum Catcher {
     Host { host: String, target: Option<String>, test: String },
     /// A test in the kernel; with the facts of a CPU that nobody here has, by its name.
     Kernel { kernel: String, smp: Option<u8>, cpu: Option<String>, append: Option<String> },
-    /// The same on Bochs, which has what QEMU's emulation lacks.
-    Bochs { bochs: String, cpu: Option<String> },
+    /// The same on Bochs, which has what QEMU's emulation lacks; `dies`: the machine ends before.
+    Bochs {
+        bochs: String,
+        cpu: Option<String>,
+        #[serde(default)]
+        dies: bool,
+    },
     /// A program of `guest/tests` there, as it is in the sources that are not broken.
     Guest { guest: String },
     /// Two boots, of which this test says the same.
@@ -221,12 +226,13 @@ impl Bench<'_> {
                 let append = format!("ktest={kernel} {facts} {append}");
                 judge_kernel(&kernel::boot(built.to_owned(), smp.unwrap_or(1), append)?, kernel)
             }
-            Catcher::Bochs { bochs, cpu } => {
+            Catcher::Bochs { bochs, cpu, dies } => {
                 bochs::prepare()?;
                 let facts = cpu.as_deref().map(kernel::facts).transpose()?.unwrap_or_default();
                 let dir = self.target.join("bochs");
                 let parameters = format!("ktest={bochs} {facts}");
-                judge_kernel(&bochs::boot_tests(self.context, &dir, built, &parameters)?, bochs)
+                let lines = bochs::boot_tests(self.context, &dir, built, &parameters)?;
+                if *dies { judge_dead(&lines, bochs) } else { judge_kernel(&lines, bochs) }
             }
             Catcher::Guest { guest } => {
                 bochs::prepare()?;
@@ -278,6 +284,16 @@ fn judge_kernel(lines: &[String], test: &str) -> Noticed {
         _ if of_row.contains(&false) || died => Ok(()),
         [] => Err(format!("no test {test} came to an end").into()),
         _ => Err(format!("SURVIVED: {test} passes").into()),
+    }
+}
+
+/// Whether the machine has ended before a test with `test` in its name did, with no word: where a
+/// return ends it, so does one of the panic.
+fn judge_dead(lines: &[String], test: &str) -> Noticed {
+    let mut tests = lines.iter().filter_map(|line| kernel::parse_test(line));
+    match tests.find(|(name, _)| name.contains(test)) {
+        None => Ok(()),
+        Some(_) => Err(format!("SURVIVED: {test} comes to an end").into()),
     }
 }
 
