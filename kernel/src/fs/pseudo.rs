@@ -19,7 +19,7 @@ use machine::sync::Once;
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::Mutex;
-use crate::process::{Pid, Process};
+use crate::process::Process;
 use crate::vfs::path::Location;
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, MovedBy,
@@ -272,7 +272,7 @@ pub trait Listing: Send + Sync {
     }
     /// The process that the directory stands for, as /proc/PID does, and by the id of which of its
     /// threads.
-    fn stands_for(&self) -> Option<(Arc<Process>, Pid)> {
+    fn stands_for(&self) -> Option<(Arc<Process>, u32)> {
         None
     }
     /// Whether nobody changes its owner; nobody changes its mode.
@@ -529,7 +529,7 @@ pub struct PseudoInode {
 
 impl PseudoInode {
     /// The process that it stands for, and by the id of which thread: it is /proc/PID.
-    pub fn stands_for(&self) -> Option<(Arc<Process>, Pid)> {
+    pub fn stands_for(&self) -> Option<(Arc<Process>, u32)> {
         match &self.body {
             Body::Directory(listing) => listing.stands_for(),
             Body::File(_) | Body::Link(_) => None,

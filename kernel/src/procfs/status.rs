@@ -157,22 +157,7 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     out.bytes(&[state as u8]);
     out.decimals(&[process.parent_pid().into(), group.into(), session.into(), terminal]);
     signed(out, foreground);
-    let faults = process.mm().map_or((0, 0), |mm| {
-        (mm.faults.0.load(Ordering::Relaxed), mm.faults.1.load(Ordering::Relaxed))
-    });
-    let [user, system] = ticks(subject);
-    let [child_user, child_system] = process.children_times_ns().map(|ns| ns / NS_PER_TICK);
-    out.decimals(&[
-        flags(process, is_first),
-        faults.0,
-        0,
-        faults.1,
-        0,
-        user,
-        system,
-        child_user,
-        child_system,
-    ]);
+    put_flags_and_times(subject, is_first, out);
     let of = |entity: &SchedEntity| (entity.nice, entity.policy, entity.priority, entity.last_cpu);
     let (nice, policy, priority, cpu) = match thread {
         Some(thread) => of(&thread.base.sched.lock()),
@@ -212,6 +197,27 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
         false => out.bytes(b" 0 0 0 0 0 0 0 0\n"),
     }
     Ok(())
+}
+
+/// Flags, faults of the process and its children, and their times.
+fn put_flags_and_times(subject: &Subject, is_first: bool, out: &mut Text) {
+    let process = &subject.process;
+    let faults = process.mm().map_or((0, 0), |mm| {
+        (mm.faults.0.load(Ordering::Relaxed), mm.faults.1.load(Ordering::Relaxed))
+    });
+    let [user, system] = ticks(subject);
+    let [child_user, child_system] = process.children_times_ns().map(|ns| ns / NS_PER_TICK);
+    out.decimals(&[
+        flags(process, is_first),
+        faults.0,
+        0,
+        faults.1,
+        0,
+        user,
+        system,
+        child_user,
+        child_system,
+    ]);
 }
 
 /// Where data, arguments and environment of the program are, and how it has ended.
