@@ -230,14 +230,7 @@ mod tests {
     }
 
     fn with_image<R>(bytes: &[u8], f: impl FnOnce(&Image<'_>) -> R) -> R {
-        let piece = Piece {
-            name: ".text".to_owned(),
-            address: BASE_AT,
-            bytes,
-            file_offset: 0,
-            executable: true,
-            writable: false,
-        };
+        let piece = Piece::read_only(".text", BASE_AT, bytes, true);
         f(&Image { pieces: vec![piece], ..Image::default() })
     }
 

@@ -49,6 +49,15 @@ pub struct Piece<'a> {
     pub writable: bool,
 }
 
+#[cfg(test)]
+impl<'a> Piece<'a> {
+    /// A piece that nobody writes, of an image that a test makes.
+    pub(crate) fn read_only(name: &str, address: u64, bytes: &'a [u8], executable: bool) -> Self {
+        let name = name.to_owned();
+        Piece { name, address, bytes, file_offset: 0, executable, writable: false }
+    }
+}
+
 impl Piece<'_> {
     /// First address behind the piece.
     #[must_use]

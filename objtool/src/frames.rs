@@ -290,18 +290,10 @@ mod tests {
             room[..code.len()].copy_from_slice(code);
             symbols.push(Symbol { name, address, size: code.len() as u64, function: true });
         }
-        let piece = |name: &str, address, bytes, executable| Piece {
-            name: name.to_owned(),
-            address,
-            bytes,
-            file_offset: 0,
-            executable,
-            writable: false,
-        };
         let image = Image {
             pieces: vec![
-                piece(".text", BASE, &text, true),
-                piece(site_table::SECTION, BASE + 0x10_0000, &[0; 8], false),
+                Piece::read_only(".text", BASE, &text, true),
+                Piece::read_only(site_table::SECTION, BASE + 0x10_0000, &[0; 8], false),
             ],
             symbols,
             ..Image::default()

@@ -154,14 +154,7 @@ mod tests {
         }
         let symbol = |n| Symbol { name: "f", address: at(n), size: 16, function: true };
         let image = Image {
-            pieces: vec![Piece {
-                name: ".text".to_owned(),
-                address: BASE,
-                bytes: &text,
-                file_offset: 0,
-                executable: true,
-                writable: false,
-            }],
+            pieces: vec![Piece::read_only(".text", BASE, &text, true)],
             symbols: (0..functions.len() as u64).map(symbol).collect(),
             ..Image::default()
         };

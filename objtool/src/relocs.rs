@@ -230,14 +230,7 @@ mod tests {
     const MAP: u64 = 0xffff_8000_0000_0000;
 
     fn image(bytes: &[u8], relocs: Vec<Reloc>) -> Image<'_> {
-        let piece = Piece {
-            name: ".text".into(),
-            address: TEXT,
-            bytes,
-            file_offset: 0,
-            executable: true,
-            writable: false,
-        };
+        let piece = Piece::read_only(".text", TEXT, bytes, true);
         let map = crate::elf::Symbol { name: AREAS[0], address: MAP, size: 0, function: false };
         Image { pieces: vec![piece], symbols: vec![map], relocs, has_sections: true }
     }

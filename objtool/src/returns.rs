@@ -288,21 +288,13 @@ mod tests {
         }
 
         fn prove(&self) -> (Option<Returns>, Vec<String>) {
-            let piece = |name: &str, address, bytes, executable| Piece {
-                name: name.to_owned(),
-                address,
-                bytes,
-                file_offset: 0,
-                executable,
-                writable: false,
-            };
             let symbol = |&(name, address)| Symbol { name, address, size: 0, function: true };
             let reloc =
                 |&at| Reloc { at, kind: elf::R_X86_64_PLT32, symbol: BASE + 0x20, addend: -4 };
             let image = Image {
                 pieces: vec![
-                    piece(".text", BASE, &self.text, true),
-                    piece(site_table::SECTION, BASE + 0x1000, &self.table, false),
+                    Piece::read_only(".text", BASE, &self.text, true),
+                    Piece::read_only(site_table::SECTION, BASE + 0x1000, &self.table, false),
                 ],
                 symbols: self.symbols.iter().map(symbol).collect(),
                 relocs: self.relocs.iter().map(reloc).collect(),

@@ -203,14 +203,7 @@ mod tests {
         }
         let symbol = |(name, address)| Symbol { name, address, size: 0, function: true };
         let image = Image {
-            pieces: vec![Piece {
-                name: ".text".to_owned(),
-                address: BASE,
-                bytes: &text,
-                file_offset: 0,
-                executable: true,
-                writable: false,
-            }],
+            pieces: vec![Piece::read_only(".text", BASE, &text, true)],
             symbols: [(SEQUENCE, BASE), (a, CALLER), (b, CALLEE), (c, OTHER)].map(symbol).into(),
             ..Image::default()
         };

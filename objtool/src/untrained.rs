@@ -320,21 +320,13 @@ mod tests {
         }
 
         fn prove(&self) -> Result<Option<Untrained>, Broken> {
-            let piece = |name: &str, address, bytes, executable| Piece {
-                name: name.to_owned(),
-                address,
-                bytes,
-                file_offset: 0,
-                executable,
-                writable: false,
-            };
             let symbol = |&(name, address)| Symbol { name, address, size: 0, function: false };
             let mut symbols: Vec<_> = self.symbols.iter().map(symbol).collect();
             symbols.sort_by_key(|symbol| symbol.address);
             let image = Image {
                 pieces: vec![
-                    piece(".entry.text", BASE, &self.text, true),
-                    piece(crate::finish::JUMP_TABLE, TABLE, &self.table, false),
+                    Piece::read_only(".entry.text", BASE, &self.text, true),
+                    Piece::read_only(crate::finish::JUMP_TABLE, TABLE, &self.table, false),
                 ],
                 symbols,
                 ..Image::default()

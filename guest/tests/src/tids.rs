@@ -220,11 +220,12 @@ fn check(t: i32, p: i32, of_another: bool) {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Runs `f` with the id of a second thread that sleeps.
-fn with_thread(f: impl FnOnce(i32)) {
+/// Runs `f` with the id of a second thread, which sleeps behind `prepare`.
+fn with_prepared_thread(prepare: fn(), f: impl FnOnce(i32)) {
     let (ready, started) = channel();
     let (end, ended) = channel::<()>();
     let thread = std::thread::spawn(move || {
+        prepare();
         ready.send(tid()).unwrap();
         let _ = ended.recv();
     });
@@ -233,6 +234,10 @@ fn with_thread(f: impl FnOnce(i32)) {
     f(id);
     drop(end);
     thread.join().unwrap();
+}
+
+fn with_thread(f: impl FnOnce(i32)) {
+    with_prepared_thread(|| (), f);
 }
 
 fn calls_about_a_thread_of_ones_own() {
@@ -286,19 +291,11 @@ fn fields(id: &str) -> Vec<String> {
 
 /// Runs `f` with the id of a thread with a name and a blocked signal, that sleeps.
 fn with_named_thread(f: impl FnOnce(i32)) {
-    let (ready, started) = channel();
-    let (end, ended) = channel::<()>();
-    let thread = std::thread::spawn(move || {
+    let prepare = || {
         sc!(SYS_prctl, PR_SET_NAME, c"second".as_ptr(), 0, 0, 0).is(0);
         block_signal(SIGUSR2);
-        ready.send(tid()).unwrap();
-        let _ = ended.recv();
-    });
-    let id = started.recv().unwrap();
-    until_asleep(id);
-    f(id);
-    drop(end);
-    thread.join().unwrap();
+    };
+    with_prepared_thread(prepare, f);
 }
 
 /// What a thread has of its own is the same in /proc/TID and in /proc/PID/task/TID.

@@ -173,11 +173,6 @@ impl<T, const N: usize> Lists<T, N> {
         }
     }
 
-    /// The member that is there.
-    pub fn get(&self, place: Place) -> Option<&T> {
-        self.slots.get(place.0 as usize)?.value.as_ref()
-    }
-
     /// Takes out the first member of a list.
     pub fn pop_front(&mut self, list: usize) -> Option<T> {
         self.remove(list, self.ends[list].first)
